@@ -1,0 +1,135 @@
+//! Which request a cancellation means.
+//!
+//! A `notifications/cancelled` names a JSON-RPC id, travels on another connection than its request, and may come
+//! before it or after its answer. Ids are small numbers that every client counts from the start, so the rules are
+//! careful: ids are compared by value ([`id_key`]), an ambiguous cancellation hits nobody, one that comes too
+//! early waits for its request a short while (a tombstone), and one that comes too late waits for nobody.
+
+use std::collections::VecDeque;
+use std::hash::{BuildHasher, RandomState};
+use std::time::{Duration, Instant};
+
+use crate::json;
+
+/// How long a cancellation waits for its request, and how long an answered id is remembered.
+pub const TOMBSTONE_LIFE: Duration = Duration::from_secs(5);
+/// The most cancellations that wait at once; the oldest gives way.
+pub const MAX_TOMBSTONES: usize = 1024;
+/// The most answered ids that are remembered; the oldest gives way.
+pub const MAX_ANSWERED: usize = 256;
+
+/// One key for all texts of the same id: strings by their characters, numbers by their value.
+///
+/// `1`, `1.0` and `1e0` are one id; `1` and `"1"` are two.
+pub fn id_key(id: &str) -> String {
+    match json::as_string(id) {
+        Some(text) => format!("s{text}"),
+        None => format!("n{}", json::canonical_number(id).unwrap_or_else(|| id.to_owned())),
+    }
+}
+
+/// Whether two ids, as texts, are the same id.
+pub fn same_id(a: &str, b: &str) -> bool {
+    a == b || id_key(a) == id_key(b)
+}
+
+/// The cancellations that came before their request, and the answers that came before their cancellation.
+#[derive(Debug, Default)]
+pub struct Tombstones {
+    waiting: VecDeque<(String, Instant)>,
+    answered: VecDeque<(u64, Instant)>,
+    hasher: RandomState,
+}
+
+impl Tombstones {
+    /// A cancellation matched no request in flight: let it wait, unless that id was just answered.
+    pub fn bury(&mut self, id: &str, now: Instant) {
+        let is_live = |since: &Instant| now.duration_since(*since) < TOMBSTONE_LIFE;
+        let hash = self.hasher.hash_one(id_key(id));
+        if self.answered.iter().any(|(answered, since)| *answered == hash && is_live(since)) {
+            return;
+        }
+        self.waiting.retain(|(_, since)| is_live(since));
+        let key = id_key(id);
+        // A repeated cancellation does not live longer than the first.
+        if self.waiting.iter().all(|(waiting, _)| *waiting != key) {
+            if self.waiting.len() == MAX_TOMBSTONES {
+                self.waiting.pop_front();
+            }
+            self.waiting.push_back((key, now));
+        }
+    }
+
+    /// A request starts: was it cancelled already? At most one request is hit by a cancellation.
+    pub fn take(&mut self, id: &str, now: Instant) -> bool {
+        if self.waiting.is_empty() {
+            return false;
+        }
+        self.waiting.retain(|(_, since)| now.duration_since(*since) < TOMBSTONE_LIFE);
+        let key = id_key(id);
+        let found = self.waiting.iter().position(|(waiting, _)| *waiting == key);
+        found.map(|at| self.waiting.remove(at)).is_some()
+    }
+
+    /// A request was answered: a cancellation that is still on its way means nothing.
+    pub fn answered(&mut self, id: &str, now: Instant) {
+        while let Some((_, since)) = self.answered.front() {
+            if self.answered.len() < MAX_ANSWERED && now.duration_since(*since) < TOMBSTONE_LIFE {
+                break;
+            }
+            self.answered.pop_front();
+        }
+        self.answered.push_back((self.hasher.hash_one(id_key(id)), now));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_compared_by_value_and_type() {
+        assert!(same_id("1", "1.0") && same_id("100", "1e2") && same_id(r#""\u0041""#, r#""A""#));
+        assert!(!same_id("1", "\"1\"") && !same_id("\"\"", "0") && !same_id("9007199254740993", "9007199254740992"));
+    }
+
+    #[test]
+    fn an_early_cancellation_hits_one_request_within_its_life() {
+        let start = Instant::now();
+        let mut stones = Tombstones::default();
+        stones.bury("1", start);
+        stones.bury("1.0", start + Duration::from_secs(3));
+        assert!(!stones.take("\"1\"", start));
+        assert!(stones.take("1e0", start + Duration::from_millis(4999)));
+        assert!(!stones.take("1", start + Duration::from_millis(4999)));
+        stones.bury("2", start);
+        stones.bury("2", start + Duration::from_secs(3));
+        assert!(!stones.take("2", start + TOMBSTONE_LIFE), "a repeat does not extend its life");
+    }
+
+    #[test]
+    fn a_late_cancellation_does_not_poison_the_reuse_of_its_id() {
+        let start = Instant::now();
+        let mut stones = Tombstones::default();
+        stones.answered("0", start);
+        stones.bury("0", start + Duration::from_secs(1));
+        assert!(!stones.take("0", start + Duration::from_secs(1)));
+        stones.bury("0", start + TOMBSTONE_LIFE);
+        assert!(stones.take("0", start + TOMBSTONE_LIFE));
+    }
+
+    #[test]
+    fn both_memories_are_bounded_and_the_oldest_gives_way() {
+        let start = Instant::now();
+        let mut stones = Tombstones::default();
+        for id in 0..=MAX_TOMBSTONES {
+            stones.bury(&id.to_string(), start);
+        }
+        assert!(!stones.take("0", start));
+        assert!(stones.take("1", start) && stones.take(&MAX_TOMBSTONES.to_string(), start));
+        for id in 0..=2 * MAX_ANSWERED {
+            stones.answered(&id.to_string(), start);
+        }
+        assert_eq!(stones.answered.len(), MAX_ANSWERED);
+    }
+}

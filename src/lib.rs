@@ -1,0 +1,57 @@
+//! OpenClaw MCP Proxy: lends an app's tools to OpenClaw, and to any other MCP client.
+//!
+//! An *app* registers a *session* with its tools and dials out over a WebSocket, its *bridge*. MCP clients list and
+//! call those tools at the session's HTTP endpoint. A *call* travels over the bridge as `invoke_tool` and comes
+//! back as `invoke_result`. What is relayed (ids, arguments, schemas, results) stays the text that was sent.
+//!
+//! # Where things are
+//!
+//! | module | what it is |
+//! |---|---|
+//! | [`json`] | checks and slices JSON text in one pass; escapes and pretty-prints |
+//! | [`jsonrpc`] | the JSON-RPC envelope, borrowed from the body |
+//! | [`cancel`] | which request a `notifications/cancelled` means |
+//! | [`mcp`] | the MCP server without a socket: methods, versions, headers, results, streams |
+//! | [`protocol`] | app ⇄ proxy on the wire: session ids, bridge frames, close codes |
+//! | [`auth`] | bearer tokens and their only comparison |
+//! | [`process`] | logging and signals |
+//! | [`proxy`] | the server: connections, shutdown, shared state |
+//! | [`proxy::config`] | every setting, from the environment |
+//! | [`proxy::routes`] | every route |
+//! | [`proxy::gate`] | Host, Origin and doubled headers; the public base URL |
+//! | [`proxy::api`] | what apps call: sessions and the bridge's upgrade |
+//! | [`proxy::mcp`] | what MCP clients call: `/v1/mcp` |
+//! | [`proxy::session`] | a registration, checked and rendered |
+//! | [`proxy::registry`] | which sessions there are; expiry |
+//! | [`proxy::bridge`] | a session's calls in flight: a state machine without a socket |
+//! | [`proxy::bridge::socket`] | the one task that owns a bridge's WebSocket |
+//! | [`proxy::connection`] | a client connection's clocks |
+//! | [`proxy::body`], [`proxy::error`] | reading bodies within bounds; the API's errors |
+//! | [`demo`] | an app and a client that show the whole way |
+//!
+//! Imports point down: `bin → proxy, demo → mcp → jsonrpc, cancel, protocol, auth, process → json`.
+//!
+//! # The walk of one tools/call
+//!
+//! `POST /v1/mcp/{id}` → [`proxy::routes`] → [`proxy::mcp`] checks gate and token, reads the body, finds the session
+//! → [`jsonrpc`] parses it once → [`mcp::dispatch`] decides the era and checks headers → `Tools::call` →
+//! [`proxy::bridge::Bridge::call`] gives it a number and queues `invoke_tool` → the socket task sends it → the app
+//! → the socket task reads `invoke_result` and hands it to [`proxy::bridge::Bridge::receive`] → the waiting request
+//! gets the reply → [`mcp::result`] shapes it for the client's version → JSON, or the last event of a stream.
+//!
+//! # Who owns what
+//!
+//! [`proxy::Server`] owns the listener, the sweeper and every connection; `ProxyState` holds the settings, the
+//! guards and the [`proxy::registry::Registry`]; an entry of it is a [`proxy::session::Session`] (data, replaced as
+//! a whole) and a [`proxy::bridge::Bridge`] (live, behind a mutex that is never held across an await). A bridge's
+//! socket is owned by one task; when that ends for any reason, the calls it held end at once.
+
+pub mod auth;
+pub mod cancel;
+pub mod demo;
+pub mod json;
+pub mod jsonrpc;
+pub mod mcp;
+pub mod process;
+pub mod protocol;
+pub mod proxy;

@@ -1,0 +1,342 @@
+//! From what an app answered to what an MCP client of a given version is told.
+//!
+//! The app's JSON is copied, never re-written: key order and number text stay. Clients check results strictly and
+//! throw a whole one away for a single unknown block, so a result that they would choke on becomes a readable
+//! `isError` result instead.
+
+use bytes::Bytes;
+use http::StatusCode;
+
+use super::{Era, Output, Reply};
+use crate::{json, jsonrpc};
+
+/// Up to here an object's text copy is pretty-printed; beyond, it is the app's own text.
+const PRETTY_TEXT_BYTES: usize = 64 * 1024;
+
+/// What shapes the answer to a call.
+#[derive(Debug, Clone)]
+pub struct Shape {
+    /// The client's era.
+    pub era: Era,
+    /// What the tool promises.
+    pub output: Output,
+    /// The server's identity, as JSON text; 2026-07-28 clients get it with every result.
+    pub server_info: Bytes,
+    /// The most bytes of the answer.
+    pub limit: usize,
+}
+
+impl Shape {
+    /// The status and the whole JSON-RPC response for a reply.
+    pub fn response(&self, id: &str, reply: &Reply) -> (StatusCode, Vec<u8>) {
+        let result = match reply {
+            Reply::Content(content) => self.content(id, as_text(content)),
+            Reply::Result(result) => self.result(id, as_text(result)),
+            Reply::Failed(error) => self.failed(id, error),
+            Reply::RpcError { code, message, data } => {
+                let data = data.as_ref().map(as_text);
+                return (self.error_status(*code), jsonrpc::error(Some(id), *code, message, data));
+            }
+        };
+        if result.len() > self.limit {
+            let error =
+                format!("The tool's result takes {} bytes as an answer; the limit is {}.", result.len(), self.limit);
+            return (StatusCode::OK, self.failed(id, &error));
+        }
+        (StatusCode::OK, result)
+    }
+
+    /// 2026-07-28 gives some errors an HTTP status of their own; before, all are carried by a 200.
+    pub fn error_status(&self, code: i64) -> StatusCode {
+        super::error_status(self.era, code)
+    }
+
+    /// A result that says that the tool failed.
+    pub fn failed(&self, id: &str, text: &str) -> Vec<u8> {
+        let mut out = jsonrpc::result_prefix(id, text.len() + 160 + self.server_info.len());
+        out.extend_from_slice(b"{\"content\":[{\"type\":\"text\",\"text\":");
+        json::push_string(&mut out, text);
+        out.extend_from_slice(b"}],\"isError\":true");
+        self.finish(&mut out, false, false);
+        out
+    }
+
+    /// The seed's `content`: any JSON.
+    fn content(&self, id: &str, content: &str) -> Vec<u8> {
+        let is_object = json::is_object(content);
+        if self.output == Output::Object && !is_object {
+            return self.failed(id, MISSING_STRUCTURED);
+        }
+        // The text copy is left out where the answer would not fit with it.
+        let mut out = self.write_content(id, content, None);
+        if is_object && out.len() > self.limit {
+            let note = format!("The result has {} bytes of JSON; it is in structuredContent.", content.len());
+            out = self.write_content(id, content, Some(&note));
+        }
+        out
+    }
+
+    fn write_content(&self, id: &str, content: &str, note: Option<&str>) -> Vec<u8> {
+        let is_object = json::is_object(content);
+        let is_structured = is_object || (self.output == Output::Any && matches!(self.era, Era::Modern(_)));
+        let mut out = jsonrpc::result_prefix(id, 2 * content.len() + content.len() / 4 + 192 + self.server_info.len());
+        out.extend_from_slice(b"{\"content\":[{\"type\":\"text\",\"text\":");
+        match note {
+            Some(note) => json::push_string(&mut out, note),
+            // A string is its own text, and already written as JSON.
+            None if json::is_string(content) => out.extend_from_slice(content.as_bytes()),
+            None => push_text_copy(&mut out, content),
+        }
+        out.extend_from_slice(b"}]");
+        if is_structured {
+            out.extend_from_slice(b",\"structuredContent\":");
+            out.extend_from_slice(content.as_bytes());
+        }
+        out.extend_from_slice(b",\"isError\":false");
+        self.finish(&mut out, false, false);
+        out
+    }
+
+    /// A whole CallToolResult.
+    fn result(&self, id: &str, result: &str) -> Vec<u8> {
+        match self.checked_result(id, result) {
+            Ok(out) => out,
+            Err(error) => self.failed(id, &format!("The app's result is not a valid CallToolResult: {error}.")),
+        }
+    }
+
+    fn checked_result(&self, id: &str, result: &str) -> Result<Vec<u8>, String> {
+        let parts = Parts::read(result)?;
+        if parts.is_input_required {
+            if matches!(self.era, Era::Legacy(_)) {
+                let text = "The tool asks for input, which only clients of MCP 2026-07-28 or later can give.";
+                return Ok(self.failed(id, text));
+            }
+            if parts.input_requests.is_none() && parts.request_state.is_none() {
+                return Err("an input_required result needs inputRequests or requestState".into());
+            }
+        }
+        // Older clients refuse structured content that is not an object.
+        let structured = parts.structured.filter(|s| json::is_object(s) || matches!(self.era, Era::Modern(_)));
+        let is_promised = match self.output {
+            Output::Unspecified => false,
+            Output::Object => true,
+            Output::Any => matches!(self.era, Era::Modern(_)),
+        };
+        if is_promised && structured.is_none() && !parts.is_error && !parts.is_input_required {
+            return Ok(self.failed(id, MISSING_STRUCTURED));
+        }
+        let mut out = jsonrpc::result_prefix(id, result.len() + result.len() / 8 + 192 + self.server_info.len());
+        out.push(b'{');
+        let start = out.len();
+        let mut push = |key: &str, value: &str| {
+            if out.len() > start {
+                out.push(b',');
+            }
+            json::push_string(&mut out, key);
+            out.push(b':');
+            out.extend_from_slice(value.as_bytes());
+        };
+        let mut meta_text = None;
+        json::members(result, |key, value| match key {
+            "content" | "structuredContent" | "isError" | "resultType" | "_meta" if value == "null" => {}
+            "content" if parts.content_is_empty => {}
+            "structuredContent" if structured.is_none() => {}
+            "_meta" => meta_text = Some(value),
+            _ => push(key, value),
+        })
+        .map_err(|error| error.to_string())?;
+        if parts.content_is_empty && !parts.is_input_required {
+            let mut content = b"[".to_vec();
+            if let Some(structured) = parts.structured {
+                content.extend_from_slice(b"{\"type\":\"text\",\"text\":");
+                push_text_copy(&mut content, structured);
+                content.push(b'}');
+            }
+            content.push(b']');
+            push("content", &String::from_utf8_lossy(&content));
+        }
+        if let Some(meta) = meta_text {
+            push("_meta", &self.meta_with_server_info(meta));
+        }
+        if out.len() == start {
+            // Nothing to put a comma after.
+            out.extend_from_slice(b"\"content\":[]");
+        }
+        self.finish(&mut out, parts.has_result_type, meta_text.is_some());
+        Ok(out)
+    }
+
+    fn meta_with_server_info(&self, meta: &str) -> String {
+        if matches!(self.era, Era::Legacy(_)) || json::member(meta, super::SERVER_INFO_KEY).is_some() {
+            return meta.to_owned();
+        }
+        let inner = meta[1..].trim_start();
+        let separator = if inner.starts_with('}') { "" } else { "," };
+        format!("{{\"{}\":{}{separator}{inner}", super::SERVER_INFO_KEY, as_text(&self.server_info))
+    }
+
+    /// Adds what every result of the era carries, and closes the result and the response.
+    fn finish(&self, out: &mut Vec<u8>, has_result_type: bool, has_meta: bool) {
+        if matches!(self.era, Era::Modern(_)) {
+            if !has_result_type {
+                out.extend_from_slice(b",\"resultType\":\"complete\"");
+            }
+            if !has_meta {
+                out.extend_from_slice(b",\"_meta\":{\"");
+                out.extend_from_slice(super::SERVER_INFO_KEY.as_bytes());
+                out.extend_from_slice(b"\":");
+                out.extend_from_slice(&self.server_info);
+                out.push(b'}');
+            }
+        }
+        out.extend_from_slice(b"}}");
+    }
+}
+
+const MISSING_STRUCTURED: &str =
+    "The tool declares an output_schema, but the app returned no structured content that fits it.";
+
+/// Replies are slices of texts, cut between characters.
+fn as_text(bytes: &Bytes) -> &str {
+    std::str::from_utf8(bytes).unwrap_or("null")
+}
+
+/// Appends `json` as the text of a text block.
+fn push_text_copy(out: &mut Vec<u8>, json: &str) {
+    if json.len() > PRETTY_TEXT_BYTES {
+        return json::push_string(out, json);
+    }
+    out.push(b'"');
+    json::push_pretty_escaped(out, json);
+    out.push(b'"');
+}
+
+/// What must be known of a CallToolResult before it is passed on.
+#[derive(Default)]
+struct Parts<'a> {
+    content_is_empty: bool,
+    structured: Option<&'a str>,
+    input_requests: Option<&'a str>,
+    request_state: Option<&'a str>,
+    is_error: bool,
+    is_input_required: bool,
+    has_result_type: bool,
+}
+
+impl<'a> Parts<'a> {
+    fn read(result: &'a str) -> Result<Self, String> {
+        let mut seen: [(&str, Option<&'a str>); 7] = [
+            ("content", None),
+            ("structuredContent", None),
+            ("isError", None),
+            ("resultType", None),
+            ("_meta", None),
+            ("inputRequests", None),
+            ("requestState", None),
+        ];
+        let mut twice = None;
+        json::members(result, |key, value| {
+            if let Some((name, slot)) = seen.iter_mut().find(|(name, _)| *name == key)
+                && slot.replace(value).is_some()
+            {
+                twice = Some(*name);
+            }
+        })
+        .map_err(|_| "it must be an object".to_owned())?;
+        if let Some(name) = twice {
+            return Err(format!("{name} is given twice"));
+        }
+        let [content, structured, is_error, result_type, meta, input_requests, request_state] =
+            seen.map(|(_, value)| value.filter(|value| *value != "null"));
+        let mut blocks = 0;
+        if let Some(content) = content {
+            let mut fault = None;
+            json::elements(content, json::MAX_DEPTH, |block| {
+                if let Err(error) = check_block(block) {
+                    fault.get_or_insert_with(|| format!("content[{blocks}]: {error}"));
+                }
+                blocks += 1;
+            })
+            .map_err(|_| "content must be an array".to_owned())?;
+            if let Some(fault) = fault {
+                return Err(fault);
+            }
+        }
+        if is_error.is_some_and(|value| !matches!(value, "true" | "false")) {
+            return Err("isError must be true or false".into());
+        }
+        if meta.is_some_and(|value| !json::is_object(value)) {
+            return Err("_meta must be an object".into());
+        }
+        if result_type.is_some_and(|value| !json::is_string(value)) {
+            return Err("resultType must be a string".into());
+        }
+        if input_requests.is_some_and(|value| !json::is_object(value)) {
+            return Err("inputRequests must be an object".into());
+        }
+        if request_state.is_some_and(|value| !json::is_string(value)) {
+            return Err("requestState must be a string".into());
+        }
+        Ok(Parts {
+            content_is_empty: blocks == 0,
+            structured,
+            input_requests,
+            request_state,
+            is_error: is_error == Some("true"),
+            is_input_required: result_type == Some("\"input_required\""),
+            has_result_type: result_type.is_some(),
+        })
+    }
+}
+
+/// One content block, as the strictest clients check it.
+fn check_block(block: &str) -> Result<(), String> {
+    let [kind, text, data, mime_type, uri, name, resource] =
+        pick(block, ["type", "text", "data", "mimeType", "uri", "name", "resource"])?;
+    let need = |name: &str, value: Option<&str>| match value {
+        Some(value) if json::is_string(value) => Ok(()),
+        _ => Err(format!("{name} must be a string")),
+    };
+    need("type", kind)?;
+    match kind.unwrap_or_default() {
+        "\"text\"" => need("text", text),
+        "\"image\"" | "\"audio\"" => {
+            need("mimeType", mime_type)?;
+            need("data", data)?;
+            if data.is_some_and(is_base64) { Ok(()) } else { Err("data must be Base64".into()) }
+        }
+        "\"resource_link\"" => need("uri", uri).and_then(|()| need("name", name)),
+        "\"resource\"" => {
+            let resource = resource.ok_or("resource must be an object")?;
+            let [uri, text, blob] =
+                pick(resource, ["uri", "text", "blob"]).map_err(|error| format!("resource: {error}"))?;
+            need("resource.uri", uri)?;
+            if text.is_some_and(json::is_string) || blob.is_some_and(|blob| json::is_string(blob) && is_base64(blob)) {
+                return Ok(());
+            }
+            Err("resource needs a string 'text' or a Base64 'blob'".into())
+        }
+        _ => Err("type must be text, image, audio, resource_link or resource".into()),
+    }
+}
+
+/// The values of some members of an object, in one pass.
+fn pick<'a, const N: usize>(object: &'a str, names: [&str; N]) -> Result<[Option<&'a str>; N], String> {
+    let mut found = [None; N];
+    json::members(object, |key, value| {
+        if let Some(at) = names.iter().position(|name| *name == key) {
+            found[at] = Some(value);
+        }
+    })
+    .map_err(|_| "an object is required".to_owned())?;
+    Ok(found)
+}
+
+/// Whether the string with this text is standard Base64. JSON may escape its slashes.
+fn is_base64(text: &str) -> bool {
+    let inner = text[1..text.len() - 1].trim_end_matches('=');
+    let is_digit = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'+' | b'/' | b'\\');
+    // A fold without an early exit is what the compiler turns into vector instructions.
+    inner.bytes().fold(true, |fits, b| fits & is_digit(b))
+}

@@ -1,0 +1,105 @@
+//! Server-sent events: how an answer is held open while a call runs.
+//!
+//! A call that takes long would be cut by reverse proxies (nginx after 60 s) and by clients' socket timeouts, so
+//! it is answered by a stream: comments keep it alive, progress is told as it comes, and the last event is always
+//! the result, also when the call times out or the proxy stops. A stream that just ended would hang the client.
+
+use std::convert::Infallible;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use futures_util::Stream;
+use futures_util::stream::unfold;
+
+use super::result::Shape;
+use super::{Call, Event, Progress};
+
+/// A comment: clients ignore it, proxies see that the stream lives.
+const KEEP_ALIVE: &[u8] = b":\n\n";
+
+/// The events of a call that is still running. Dropping it drops the call.
+#[derive(Debug)]
+pub struct CallStream<C> {
+    call: C,
+    shape: Shape,
+    id: String,
+    token: Option<String>,
+    first: Option<Progress>,
+    keep_alive: Duration,
+}
+
+enum State<C> {
+    Start(CallStream<C>),
+    Running(CallStream<C>),
+    Ended,
+}
+
+impl<C: Call> CallStream<C> {
+    /// The stream of `call`, to be answered to request `id`; `token` names it in progress notifications.
+    pub fn new(
+        call: C,
+        shape: Shape,
+        id: &str,
+        token: Option<&str>,
+        first: Option<Progress>,
+        keep_alive: Duration,
+    ) -> Self {
+        CallStream { call, shape, id: id.to_owned(), token: token.map(str::to_owned), first, keep_alive }
+    }
+
+    /// The bytes of the stream.
+    pub fn into_bytes(self) -> impl Stream<Item = Result<Bytes, Infallible>> + Send {
+        unfold(State::Start(self), |state| async {
+            let (chunk, state) = match state {
+                // Something is sent at once, so that the client sees the headers.
+                State::Start(mut stream) => {
+                    let chunk = match stream.first.take() {
+                        Some(progress) => stream.progress(&progress),
+                        None => KEEP_ALIVE.to_vec(),
+                    };
+                    (chunk, State::Running(stream))
+                }
+                State::Running(mut stream) => match stream.call.next(Instant::now() + stream.keep_alive).await {
+                    Event::Quiet => (KEEP_ALIVE.to_vec(), State::Running(stream)),
+                    Event::Progress(progress) => (stream.progress(&progress), State::Running(stream)),
+                    Event::Ended(reply) => {
+                        // The status line has been sent: an error's own status is lost, its code is not.
+                        let (_, body) = stream.shape.response(&stream.id, &reply);
+                        (event(&body), State::Ended)
+                    }
+                },
+                State::Ended => return None,
+            };
+            Some((Ok(Bytes::from(chunk)), state))
+        })
+    }
+
+    fn progress(&self, progress: &Progress) -> Vec<u8> {
+        let Some(token) = &self.token else { return KEEP_ALIVE.to_vec() };
+        let mut body = format!(
+            r#"{{"jsonrpc":"2.0","method":"notifications/progress","params":{{"progressToken":{token},"progress":{}"#,
+            progress.progress
+        );
+        for (name, value) in [("total", &progress.total), ("message", &progress.message)] {
+            if let Some(value) = value {
+                body.push_str(&format!(r#","{name}":{value}"#));
+            }
+        }
+        body.push_str("}}");
+        event(body.as_bytes())
+    }
+}
+
+/// One `message` event. Line ends between the tokens of relayed JSON would end the event's data, so each line is
+/// a `data` field of its own; the client joins them by line ends, and the JSON stays the same.
+pub fn event(json: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(json.len() + 32);
+    out.extend_from_slice(b"event: message\n");
+    for line in json.split(|b| matches!(b, b'\n' | b'\r')) {
+        out.extend_from_slice(b"data: ");
+        out.extend_from_slice(line);
+        out.push(b'\n');
+    }
+    out.push(b'\n');
+    out
+}

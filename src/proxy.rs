@@ -1,0 +1,262 @@
+//! The proxy: a server of two sides. Apps register sessions and connect bridges; MCP clients list and call.
+//!
+//! [`Server`] owns everything: the sweeper, every connection and every bridge run in its tasks and end with it.
+//! It takes its listener and its shutdown token from outside, so that a test can start many of them.
+
+pub mod api;
+pub mod body;
+pub mod bridge;
+pub mod config;
+pub mod connection;
+pub mod error;
+pub mod gate;
+pub mod mcp;
+pub mod registry;
+pub mod routes;
+pub mod session;
+
+use std::io;
+use std::net::IpAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::auth::Guard;
+use crate::mcp::AnswerSettings;
+use bridge::BridgeLimits;
+use bridge::socket::SocketSettings;
+use config::Config;
+use connection::{Busy, ClientStream, Clocks};
+use gate::Gate;
+use registry::Registry;
+
+/// How long bridges may take to say goodbye at shutdown, once the calls have ended.
+const CLOSE_GRACE: Duration = Duration::from_secs(5);
+/// How long to wait when no connection can be accepted (out of file descriptors, most likely).
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// A request as the handlers get it.
+pub type Request = http::Request<axum::body::Body>;
+
+/// What all handlers share.
+#[derive(Debug)]
+pub struct ProxyState {
+    config: Config,
+    gate: Gate,
+    app_guard: Guard,
+    openclaw_guard: Guard,
+    registry: Registry,
+    /// Bridges, which hyper does not know any more after their upgrade.
+    tasks: TaskTracker,
+    draining: AtomicBool,
+}
+
+impl ProxyState {
+    fn new(config: Config, ip: IpAddr) -> Self {
+        let limits = BridgeLimits {
+            calls: config.max_calls_per_session,
+            queue_bytes: config.max_queue_bytes,
+            result_bytes: config.max_result_bytes,
+            json_depth: config.max_json_depth,
+        };
+        // One tenant so far, so the smaller of the two bounds holds.
+        let max_sessions = config.max_sessions.min(config.max_sessions_per_tenant);
+        ProxyState {
+            gate: Gate::new(&config, ip),
+            app_guard: Guard::new(&config.app_token),
+            openclaw_guard: Guard::new(&config.openclaw_token),
+            registry: Registry::new(config.session_ttl.0, max_sessions, limits),
+            tasks: TaskTracker::new(),
+            draining: AtomicBool::new(false),
+            config,
+        }
+    }
+
+    fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
+    }
+
+    fn socket_settings(&self) -> SocketSettings {
+        SocketSettings {
+            ping: self.config.ping.0,
+            probe: self.config.probe.0,
+            write_stall: self.config.write_stall.0,
+            max_message_bytes: self.config.max_bridge_message_bytes,
+            max_bad_frames: self.config.max_bad_frames,
+        }
+    }
+
+    fn answer_settings(&self) -> AnswerSettings {
+        AnswerSettings {
+            stream_after: self.config.stream_after.0,
+            keep_alive: self.config.keep_alive.0,
+            max_result_bytes: self.config.max_result_bytes,
+        }
+    }
+}
+
+/// Where a connection comes from, and its place among those that are allowed at once.
+#[derive(Debug, Clone)]
+struct Peer {
+    ip: IpAddr,
+    _permit: Arc<OwnedSemaphorePermit>,
+}
+
+/// A proxy that listens.
+#[derive(Debug)]
+pub struct Server {
+    listener: TcpListener,
+    state: Arc<ProxyState>,
+}
+
+impl Server {
+    /// Listens where the settings say.
+    ///
+    /// # Errors
+    /// If the address cannot be bound.
+    pub async fn bind(config: Config) -> io::Result<Self> {
+        let listener = TcpListener::bind(config.listen).await?;
+        Self::new(config, listener)
+    }
+
+    /// Serves on a listener that is bound already.
+    ///
+    /// # Errors
+    /// If the listener has no address.
+    pub fn new(config: Config, listener: TcpListener) -> io::Result<Self> {
+        let ip = listener.local_addr()?.ip();
+        Ok(Server { state: Arc::new(ProxyState::new(config, ip)), listener })
+    }
+
+    /// The address that is listened on.
+    ///
+    /// # Errors
+    /// If the listener has none.
+    pub fn local_addr(&self) -> io::Result<std::net::SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// The sessions, for tests and for the program around the server.
+    pub fn registry(&self) -> impl Fn() -> usize + Send + Sync + 'static + use<> {
+        let state = Arc::clone(&self.state);
+        move || state.registry.len()
+    }
+
+    /// Serves until `shutdown`, and then until the calls in flight have ended or their time is over: new calls are
+    /// refused, calls are finished, bridges are closed with 1012.
+    pub async fn run(self, shutdown: CancellationToken) {
+        let Server { listener, state } = self;
+        let connections = TaskTracker::new();
+        let sweeper = tokio::spawn(sweep(Arc::clone(&state), shutdown.clone()));
+        accept(&listener, &state, &connections, &shutdown).await;
+        drop(listener);
+        state.draining.store(true, Ordering::Relaxed);
+        connections.close();
+        state.tasks.close();
+        tracing::info!(calls_in_flight = state.registry.calls_in_flight(), "shutting down");
+        // Each connection ends once its request is answered.
+        if tokio::time::timeout(state.config.drain.0, connections.wait()).await.is_err() {
+            tracing::warn!(calls_in_flight = state.registry.calls_in_flight(), "calls did not end in time");
+        }
+        state.registry.shut_down();
+        let ended = async { tokio::join!(connections.wait(), state.tasks.wait()) };
+        if tokio::time::timeout(CLOSE_GRACE, ended).await.is_err() {
+            tracing::warn!(open = connections.len() + state.tasks.len(), "connections did not close in time");
+        }
+        // It waits for nothing but the token that has just ended.
+        let _joined = sweeper.await;
+    }
+}
+
+/// Forgets expired sessions for as long as the server runs.
+async fn sweep(state: Arc<ProxyState>, shutdown: CancellationToken) {
+    let mut ticks = tokio::time::interval(registry::SWEEP_INTERVAL);
+    while shutdown.run_until_cancelled(ticks.tick()).await.is_some() {
+        let expired = state.registry.sweep(Instant::now());
+        if expired > 0 {
+            tracing::info!(expired, sessions = state.registry.len(), "sessions expired");
+        }
+    }
+}
+
+/// Accepts connections until `shutdown`.
+async fn accept(
+    listener: &TcpListener,
+    state: &Arc<ProxyState>,
+    connections: &TaskTracker,
+    shutdown: &CancellationToken,
+) {
+    let router = TowerToHyperService::new(routes::router(Arc::clone(state)));
+    let permits = Arc::new(Semaphore::new(state.config.max_connections));
+    while let Some(accepted) = shutdown.run_until_cancelled(listener.accept()).await {
+        let (stream, ip) = match accepted {
+            Ok((stream, address)) => (stream, address.ip().to_canonical()),
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept connections");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        let Ok(permit) = Arc::clone(&permits).try_acquire_owned() else {
+            tracing::warn!(limit = state.config.max_connections, "too many connections");
+            continue;
+        };
+        // Frames and answers are small and someone waits for each of them.
+        let _delayed = stream.set_nodelay(true);
+        let peer = Peer { ip, _permit: Arc::new(permit) };
+        connections.spawn(serve(stream, peer, router.clone(), Arc::clone(state), shutdown.clone()));
+    }
+}
+
+/// Serves one connection.
+async fn serve(
+    stream: TcpStream,
+    peer: Peer,
+    router: TowerToHyperService<Router>,
+    state: Arc<ProxyState>,
+    shutdown: CancellationToken,
+) {
+    let busy = Busy::default();
+    let clocks = Clocks { head: state.config.header_timeout.0, idle: state.config.idle.0 };
+    let stream = ClientStream::new(stream, busy.clone(), clocks);
+    let service = service_fn(move |mut request: http::Request<Incoming>| {
+        busy.begin();
+        request.extensions_mut().insert(peer.clone());
+        let (answer, busy) = (router.call(request), busy.clone());
+        async move {
+            let response = answer.await;
+            busy.end();
+            response
+        }
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        // The clocks of ClientStream do this without a timer for each request.
+        .header_read_timeout(None)
+        .max_buf_size(state.config.max_header_bytes)
+        .serve_connection(TokioIo::new(stream), service)
+        .with_upgrades();
+    let mut connection = pin!(connection);
+    let result = tokio::select! {
+        result = connection.as_mut() => result,
+        () = shutdown.cancelled() => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = result {
+        tracing::debug!(%error, "connection ended");
+    }
+}

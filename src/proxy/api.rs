@@ -1,0 +1,272 @@
+//! What apps do: register, look at, change and delete a session, and connect its bridge.
+//!
+//! - `POST /v1/chat/sessions`
+//! - `GET`, `DELETE /v1/chat/sessions/{id}`
+//! - `PUT /v1/chat/sessions/{id}/tools`
+//! - `GET /v1/chat/sessions/{id}/bridge`, upgraded to a WebSocket
+
+use std::sync::Arc;
+use std::time::{Instant, SystemTime};
+
+use axum::extract::State;
+use axum::response::Response;
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use bytes::Bytes;
+use http::header::{
+    AUTHORIZATION, CONNECTION, HeaderName, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_PROTOCOL,
+    SEC_WEBSOCKET_VERSION, UPGRADE,
+};
+use http::{HeaderMap, HeaderValue, StatusCode};
+use hyper_util::rt::TokioIo;
+use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
+use tracing::Instrument;
+
+use crate::auth::Denied;
+use crate::json;
+use crate::protocol::{BEARER_SUBPROTOCOL_PREFIX, BRIDGE_SUBPROTOCOL, Close, SessionId};
+use crate::proxy::bridge::socket;
+use crate::proxy::connection::ClientStream;
+use crate::proxy::error::{ApiError, respond};
+use crate::proxy::gate;
+use crate::proxy::registry::Entry;
+use crate::proxy::session::{Registration, ToolSet, tools_member};
+use crate::proxy::{Peer, ProxyState, Request, body};
+
+type Result<T = Response> = std::result::Result<T, ApiError>;
+
+/// `POST /v1/chat/sessions`: registers a session with its tools.
+pub async fn create(State(state): State<Arc<ProxyState>>, request: Request) -> Result {
+    let (parts, request_body) = request.into_parts();
+    state.admit_app(&parts.headers)?;
+    if state.is_draining() {
+        return Err(ApiError::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "The proxy is shutting down; retry in a few seconds.",
+        ));
+    }
+    let body = json_body(&state, &parts.headers, request_body).await?;
+    let text = checked_json(&body, state.config.max_json_depth)?;
+    let registration = Registration::parse(text, &state.config.tool_limits()).map_err(unprocessable)?;
+    let warnings = registration.tools.warnings.clone();
+    let entry = state.registry.create(registration, Instant::now()).map_err(|full| {
+        let detail = format!("There are {} chat sessions already, as many as allowed; retry later.", full.limit);
+        ApiError::new(StatusCode::TOO_MANY_REQUESTS, detail)
+    })?;
+    let session = &entry.session;
+    tracing::info!(
+        session.id = %session.id.short(),
+        device.id = ?session.registration.device_id,
+        device.name = ?session.registration.device_name,
+        app.version = ?session.registration.app_version,
+        tools = session.registration.tools.len(),
+        "session registered"
+    );
+    let peer = parts.extensions.get::<Peer>().map_or(std::net::Ipv4Addr::UNSPECIFIED.into(), |peer| peer.ip);
+    let base = gate::public_base(&state.config, &parts.headers, peer);
+    // http gives ws, https gives wss.
+    let ws_base = format!("ws{}", base.strip_prefix("http").unwrap_or_default());
+    let id = session.id;
+    let mut answer = serde_json::json!({
+        "mcpSessionId": id.to_string(),
+        "bridge_url": format!("{ws_base}/v1/chat/sessions/{id}/bridge"),
+        "mcp_url": format!("{base}/v1/mcp/{id}"),
+    });
+    if !warnings.is_empty() {
+        answer["warnings"] = warnings.into();
+    }
+    Ok(respond(StatusCode::OK, answer.to_string().into_bytes()))
+}
+
+/// `GET /v1/chat/sessions/{id}`: what the app may know of its session. No sign of life.
+pub async fn show(State(state): State<Arc<ProxyState>>, request: Request) -> Result {
+    state.admit_app(request.headers())?;
+    let entry = find(&state, &request)?;
+    let (connected_since, epoch) = entry.bridge.connection();
+    let now = Instant::now();
+    let unix_time = |since: Instant| {
+        let at = SystemTime::now().checked_sub(now.duration_since(since))?;
+        Some(at.duration_since(SystemTime::UNIX_EPOCH).ok()?.as_secs())
+    };
+    let seconds_left = state.registry.expires_at(&entry).map(|at| at.saturating_duration_since(now).as_secs());
+    let answer = serde_json::json!({
+        "mcpSessionId": entry.session.id.to_string(),
+        "bridge": {
+            "connected": connected_since.is_some(),
+            "since": connected_since.and_then(unix_time),
+            "epoch": epoch,
+        },
+        "tools": entry.session.registration.tools.len(),
+        "calls_in_flight": entry.bridge.calls_in_flight(),
+        "expires_in_seconds": seconds_left,
+    });
+    Ok(respond(StatusCode::OK, answer.to_string().into_bytes()))
+}
+
+/// `DELETE /v1/chat/sessions/{id}`: ends a session. Idempotent, so that a retried goodbye is no error.
+pub async fn delete(State(state): State<Arc<ProxyState>>, request: Request) -> Result {
+    state.admit_app(request.headers())?;
+    if let Some(id) = session_in_path(&request)
+        && state.registry.delete(id)
+    {
+        tracing::info!(session.id = %id.short(), "session deleted");
+    }
+    Ok(respond(StatusCode::OK, br#"{"ok":true}"#.to_vec()))
+}
+
+/// `PUT /v1/chat/sessions/{id}/tools`: replaces the tools, all or none.
+pub async fn put_tools(State(state): State<Arc<ProxyState>>, request: Request) -> Result {
+    state.admit_app(request.headers())?;
+    let entry = find(&state, &request)?;
+    let (parts, request_body) = request.into_parts();
+    let body = json_body(&state, &parts.headers, request_body).await?;
+    let text = checked_json(&body, state.config.max_json_depth)?;
+    let tools = tools_member(text, state.config.max_json_depth).map_err(unprocessable)?;
+    let (count, warnings) = update_tools(&state, entry.session.id, tools)?;
+    let mut answer = serde_json::json!({ "ok": true, "tools": count });
+    if !warnings.is_empty() {
+        answer["warnings"] = warnings.into();
+    }
+    Ok(respond(StatusCode::OK, answer.to_string().into_bytes()))
+}
+
+fn update_tools(state: &ProxyState, id: SessionId, tools: &str) -> Result<(usize, Vec<String>)> {
+    let tools = ToolSet::parse(tools, &state.config.tool_limits()).map_err(unprocessable)?;
+    let (count, warnings) = (tools.len(), tools.warnings.clone());
+    if !state.registry.update_tools(id, tools, Instant::now()) {
+        return Err(ApiError::unknown_session());
+    }
+    tracing::info!(session.id = %id.short(), tools = count, "tools updated");
+    Ok((count, warnings))
+}
+
+/// `GET /v1/chat/sessions/{id}/bridge`: the WebSocket over which the app lends its tools.
+///
+/// A client that may not have it is upgraded all the same and then closed with a code that says why.
+pub async fn bridge(State(state): State<Arc<ProxyState>>, mut request: Request) -> Result {
+    state.gate.check(request.headers())?;
+    let accept = websocket_accept(request.headers())?;
+    let verdict = match state.app_guard.check_token(bridge_token(request.headers()).as_deref()) {
+        Err(denied) => {
+            tracing::debug!(%denied, "bridge refused");
+            Err(Close::Unauthorized)
+        }
+        Ok(()) => {
+            session_in_path(&request).and_then(|id| state.registry.get(id, Instant::now())).ok_or(Close::UnknownSession)
+        }
+    };
+    let connection = request.extensions().get::<Peer>().cloned();
+    let upgrade = hyper::upgrade::on(&mut request);
+    let mut response = Response::new(axum::body::Body::empty());
+    *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+    let headers = response.headers_mut();
+    headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+    headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
+    headers.insert(SEC_WEBSOCKET_ACCEPT, accept);
+    if offered_protocols(request.headers()).any(|protocol| protocol == BRIDGE_SUBPROTOCOL) {
+        headers.insert(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(BRIDGE_SUBPROTOCOL));
+    }
+    let span = match &verdict {
+        Ok(entry) => tracing::info_span!("bridge", session.id = %entry.session.id.short()),
+        Err(_) => tracing::info_span!("bridge"),
+    };
+    let tasks = state.tasks.clone();
+    tasks.spawn(
+        async move {
+            // Holds the connection's place among the allowed ones.
+            let _connection = connection;
+            let upgraded = match tokio::time::timeout(state.config.header_timeout.0, upgrade).await {
+                Ok(Ok(upgraded)) => upgraded,
+                Ok(Err(error)) => return tracing::debug!(%error, "upgrade failed"),
+                Err(_) => return tracing::debug!("upgrade timed out"),
+            };
+            // Past hyper's own buffers, to the bare connection.
+            let Ok(parts) = upgraded.downcast::<TokioIo<ClientStream<tokio::net::TcpStream>>>() else {
+                return tracing::error!("a connection is of another kind than those that are accepted");
+            };
+            let stream = parts.io.into_inner().upgraded(parts.read_buf);
+            let settings = state.socket_settings();
+            let websocket = socket::server_socket(stream, settings.max_message_bytes);
+            match verdict {
+                Err(close) => socket::refuse(websocket, close).await,
+                Ok(entry) => {
+                    let id = entry.session.id;
+                    let update = |tools: &str| {
+                        update_tools(&state, id, tools).map(|(count, _)| count).map_err(ApiError::into_detail)
+                    };
+                    socket::run(websocket, entry.bridge, settings, update).await;
+                }
+            }
+        }
+        .instrument(span),
+    );
+    Ok(response)
+}
+
+/// Checks the opening handshake (RFC 6455 section 4.2.1) and gives the value that accepts it.
+fn websocket_accept(headers: &HeaderMap) -> Result<HeaderValue> {
+    let has_token = |name: HeaderName, token: &str| {
+        let values = headers.get_all(name).iter().filter_map(|value| value.to_str().ok());
+        values.flat_map(|value| value.split(',')).any(|value| value.trim().eq_ignore_ascii_case(token))
+    };
+    if !has_token(CONNECTION, "upgrade") || !has_token(UPGRADE, "websocket") {
+        let detail = "A WebSocket is expected here; a reverse proxy in front must forward 'Upgrade' and 'Connection'.";
+        return Err(ApiError::new(StatusCode::UPGRADE_REQUIRED, detail));
+    }
+    if !has_token(SEC_WEBSOCKET_VERSION, "13") {
+        return Err(ApiError::new(StatusCode::BAD_REQUEST, "Sec-WebSocket-Version must be 13."));
+    }
+    let key = headers.get(SEC_WEBSOCKET_KEY).filter(|key| key.len() == 24);
+    let key =
+        key.ok_or_else(|| ApiError::new(StatusCode::BAD_REQUEST, "Sec-WebSocket-Key is missing or not valid."))?;
+    HeaderValue::try_from(derive_accept_key(key.as_bytes()))
+        .map_err(|_| ApiError::new(StatusCode::BAD_REQUEST, "Sec-WebSocket-Key is not valid."))
+}
+
+fn offered_protocols(headers: &HeaderMap) -> impl Iterator<Item = &str> {
+    let values = headers.get_all(SEC_WEBSOCKET_PROTOCOL).iter().filter_map(|value| value.to_str().ok());
+    values.flat_map(|value| value.split(',')).map(str::trim)
+}
+
+/// The token of a bridge request: its header, or for browsers, which cannot set one, its subprotocol.
+fn bridge_token(headers: &HeaderMap) -> Option<Vec<u8>> {
+    if headers.contains_key(AUTHORIZATION) {
+        return crate::auth::bearer_token(headers).map(<[u8]>::to_vec);
+    }
+    let encoded = offered_protocols(headers).find_map(|protocol| protocol.strip_prefix(BEARER_SUBPROTOCOL_PREFIX))?;
+    URL_SAFE_NO_PAD.decode(encoded.trim_end_matches('=')).ok()
+}
+
+impl ProxyState {
+    /// The gate and the token of apps.
+    fn admit_app(&self, headers: &HeaderMap) -> Result<()> {
+        self.gate.check(headers)?;
+        self.app_guard.check(headers).inspect_err(|denied: &Denied| tracing::debug!(%denied, "app refused"))?;
+        Ok(())
+    }
+}
+
+async fn json_body(state: &ProxyState, headers: &HeaderMap, request_body: axum::body::Body) -> Result<Bytes> {
+    gate::check_json_body(headers)?;
+    Ok(body::read(headers, request_body, &state.config).await?)
+}
+
+fn checked_json(body: &[u8], max_depth: usize) -> Result<&str> {
+    let bad = |detail: String| ApiError::new(StatusCode::BAD_REQUEST, detail);
+    let text = std::str::from_utf8(body).map_err(|_| bad("The body is not valid UTF-8.".into()))?;
+    json::check(text, max_depth).map_err(|error| bad(format!("The body is refused: {error}.")))?;
+    Ok(text)
+}
+
+fn unprocessable(detail: String) -> ApiError {
+    ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, detail)
+}
+
+/// The id in `/v1/chat/sessions/{id}…`. Not percent-decoded: our ids need no such encoding.
+fn session_in_path(request: &Request) -> Option<SessionId> {
+    request.uri().path().split('/').nth(4).and_then(SessionId::parse)
+}
+
+fn find(state: &ProxyState, request: &Request) -> Result<Entry> {
+    session_in_path(request).and_then(|id| state.registry.get(id, Instant::now())).ok_or_else(ApiError::unknown_session)
+}

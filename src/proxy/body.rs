@@ -1,0 +1,66 @@
+//! Reading a request's body within its bounds: size, pauses, and time in all.
+
+use std::time::Instant;
+
+use axum::body::Body;
+use bytes::{Bytes, BytesMut};
+use http::HeaderMap;
+use http::StatusCode;
+use http::header::CONTENT_LENGTH;
+use http_body_util::BodyExt;
+
+use crate::proxy::config::Config;
+use crate::proxy::gate::Refusal;
+
+/// How much of a body over the limit is still read, in limits, so that its sender gets to read the answer.
+const DISCARDED_LIMITS: usize = 4;
+
+/// Reads a whole body. One that arrived in a single piece is not copied.
+///
+/// # Errors
+/// [`Refusal`] with 413 (too large), 408 (too slow) or 400 (broken off).
+pub async fn read(headers: &HeaderMap, mut body: Body, config: &Config) -> Result<Bytes, Refusal> {
+    let limit = config.max_body_bytes;
+    let declared = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
+    let too_large = |size: usize| Refusal {
+        status: StatusCode::PAYLOAD_TOO_LARGE,
+        message: format!("The body has {size} bytes or more; the limit is {limit}."),
+    };
+    let end = Instant::now() + config.body_timeout.0;
+    let mut first = Bytes::new();
+    let mut rest = BytesMut::new();
+    let mut size = 0;
+    loop {
+        let pause_end = (Instant::now() + config.body_idle.0).min(end);
+        let frame = match tokio::time::timeout_at(pause_end.into(), body.frame()).await {
+            Ok(Some(Ok(frame))) => frame,
+            Ok(None) if size > limit => return Err(too_large(size)),
+            Ok(None) if rest.is_empty() => return Ok(first),
+            Ok(None) => return Ok(rest.freeze()),
+            Ok(Some(Err(_))) => {
+                return Err(Refusal { status: StatusCode::BAD_REQUEST, message: "The body broke off.".into() });
+            }
+            Err(_) if size > limit => return Err(too_large(size)),
+            Err(_) => {
+                let message = "The body came too slowly.".into();
+                return Err(Refusal { status: StatusCode::REQUEST_TIMEOUT, message });
+            }
+        };
+        let Ok(data) = frame.into_data() else { continue };
+        size += data.len();
+        if size > limit {
+            (first, rest) = (Bytes::new(), BytesMut::new());
+            if size > limit.saturating_mul(DISCARDED_LIMITS) {
+                return Err(too_large(size));
+            }
+        } else if size == data.len() {
+            first = data;
+        } else {
+            if rest.is_empty() {
+                rest.reserve(declared.unwrap_or(0).min(limit).max(size));
+                rest.extend_from_slice(&first);
+            }
+            rest.extend_from_slice(&data);
+        }
+    }
+}

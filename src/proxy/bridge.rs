@@ -1,0 +1,741 @@
+//! The live half of a session: its calls in flight, and what waits to be sent to its app. No sockets here.
+//!
+//! [`Bridge`] is one small state machine behind a mutex that is never held across an await. Callers put calls in
+//! ([`Bridge::call`]) and wait for the reply on their own; the task that owns the app's socket takes frames out
+//! ([`Bridge::next_frame`]) and hands in what the app sends ([`Bridge::receive`]). Time is passed in.
+//!
+//! Every accepted socket gets its own epoch, so a late goodbye of a replaced one cannot evict its successor. A
+//! call is known by our own number, never by the client's JSON-RPC id, for those collide. A call that is dropped
+//! by its caller leaves at once: its slot is free, an app that wants to know is told, a late result is ignored.
+
+pub mod socket;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use futures_util::task::AtomicWaker;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::cancel::{Tombstones, same_id};
+use crate::mcp::{Event, Progress, Reply};
+use crate::protocol::{
+    self, Answer, BadFrame, CallRef, CancelReason, Close, Context, Features, FromApp, Invoke, SessionId, Spelling,
+};
+
+/// How many progress reports wait for a slow client; further ones are dropped, for only the last one matters.
+const PROGRESS_QUEUE: usize = 16;
+
+/// The bounds of one session's bridge.
+#[derive(Debug, Clone, Copy)]
+pub struct BridgeLimits {
+    /// The most calls in flight.
+    pub calls: usize,
+    /// The most bytes that wait to be sent to the app.
+    pub queue_bytes: usize,
+    /// The most bytes of a result.
+    pub result_bytes: usize,
+    /// The deepest nesting of a frame.
+    pub json_depth: usize,
+}
+
+/// What happens so often, or so quietly, that it is only counted.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Results for calls that are unknown, finished or another session's.
+    pub results_ignored: AtomicU64,
+    /// Frames that were no valid bridge messages.
+    pub bad_frames: AtomicU64,
+}
+
+impl Counters {
+    fn count(counter: &AtomicU64) {
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Why a call has no answer from its app. The texts are what the MCP client's model reads.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CallError {
+    /// No app is there: the call was not sent.
+    #[error("Bridge is not connected.")]
+    NotConnected,
+    /// The app's socket went while it had the call. It may have run; it is never sent twice.
+    #[error("Bridge disconnected before the tool answered.")]
+    Lost,
+    /// The call's time was over.
+    #[error("Tool call timed out after {} s.", .0.as_secs_f64())]
+    Timeout(Duration),
+    /// The client cancelled the call.
+    #[error("Tool call was cancelled.")]
+    Cancelled,
+    /// The session was deleted.
+    #[error("Chat session was unregistered.")]
+    Deleted,
+    /// The proxy stops.
+    #[error("The proxy is shutting down; retry in a few seconds.")]
+    ShuttingDown,
+    /// The session has too many calls in flight.
+    #[error("Too many calls in flight for this session ({0}). Retry in 1 s.")]
+    Busy(usize),
+    /// The app reads too slowly.
+    #[error("Too much waits to be sent to this app (limit: {0} bytes). Retry in 1 s.")]
+    QueueFull(usize),
+    /// The result is larger than allowed.
+    #[error("The tool's result takes {size} bytes; the limit is {limit}.")]
+    TooLarge {
+        /// Its size in bytes.
+        size: usize,
+        /// The limit.
+        limit: usize,
+    },
+    /// The app's answer cannot be used.
+    #[error("The app's answer is not usable. {0}")]
+    Malformed(String),
+}
+
+/// How a call ended.
+pub type Outcome = Result<Reply, CallError>;
+
+/// A tools/call that is to be sent to the app.
+#[derive(Debug, Clone, Copy)]
+pub struct CallRequest<'a> {
+    /// The client's JSON-RPC id: what its cancellation will name.
+    pub client_id: &'a str,
+    /// The tool's name.
+    pub tool: &'a str,
+    /// The arguments' text.
+    pub arguments: &'a str,
+    /// Whether the client wants to hear of progress.
+    pub progress: bool,
+    /// The caller.
+    pub context: Context<'a>,
+    /// How long the call may take.
+    pub timeout: Duration,
+    /// Whether the app is to stop when the caller goes away.
+    pub cancel_on_drop: bool,
+}
+
+/// The live half of a session.
+#[derive(Debug)]
+pub struct Bridge {
+    session: SessionId,
+    spelling: Spelling,
+    features: Features,
+    limits: BridgeLimits,
+    counters: Arc<Counters>,
+    state: Mutex<State>,
+    /// Wakes the task that owns the socket.
+    pump: AtomicWaker,
+}
+
+#[derive(Debug)]
+struct State {
+    /// Of the newest socket; 0 before the first.
+    epoch: u64,
+    attached: Option<Attached>,
+    /// The number of the newest call.
+    number: u64,
+    calls: BTreeMap<u64, Pending>,
+    outbox: VecDeque<Outgoing>,
+    outbox_bytes: usize,
+    /// When the app last showed itself.
+    last_sign: Instant,
+    tombstones: Tombstones,
+    /// Set when the session ends: nothing attaches and nothing is called from then on.
+    ended: Option<CallError>,
+}
+
+/// A connected socket.
+#[derive(Debug)]
+struct Attached {
+    epoch: u64,
+    since: Instant,
+    close: Option<Close>,
+    /// Newcomers that wait for a sign of life from this socket.
+    probes: Vec<oneshot::Sender<()>>,
+    probe_due: bool,
+}
+
+/// A call in flight.
+#[derive(Debug)]
+struct Pending {
+    client_id: Box<str>,
+    reply: oneshot::Sender<Outcome>,
+    progress: Option<ProgressPipe>,
+    deadline: Instant,
+    /// The frame was handed to the socket: the app may have it.
+    sent: bool,
+}
+
+#[derive(Debug)]
+struct ProgressPipe {
+    reports: mpsc::Sender<Progress>,
+    last: f64,
+}
+
+#[derive(Debug)]
+enum Outgoing {
+    /// An `invoke_tool` frame that is still open at its end.
+    Invoke(u64, Vec<u8>),
+    /// Any other frame.
+    Other(Vec<u8>),
+}
+
+impl Outgoing {
+    fn len(&self) -> usize {
+        match self {
+            Outgoing::Invoke(_, frame) | Outgoing::Other(frame) => frame.len(),
+        }
+    }
+}
+
+/// Whether a socket may become the session's bridge.
+#[derive(Debug)]
+pub enum Attempt {
+    /// It is; this is its epoch.
+    Attached(u64),
+    /// Another one is connected. The receiver resolves at that one's next sign of life.
+    Occupied {
+        /// The other one's epoch.
+        epoch: u64,
+        /// Resolves to `Ok` if it is alive, to `Err` if it goes.
+        sign_of_life: oneshot::Receiver<()>,
+    },
+    /// The session has ended.
+    Ended,
+}
+
+/// What the socket task is to do next.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Send this text frame.
+    Send(Vec<u8>),
+    /// Ask the app whether it is alive.
+    Probe,
+    /// Close the socket.
+    Close(Close),
+    /// Wait to be woken.
+    Idle,
+}
+
+/// What the socket task is to do about a frame that came in.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Received<'a> {
+    /// Nothing more.
+    Done,
+    /// The frame was not valid; the sentence says why.
+    Bad(String),
+    /// The app changes its tools; the text of the array.
+    UpdateTools(&'a str),
+}
+
+impl Bridge {
+    /// A bridge to which no app is connected yet.
+    pub fn new(
+        session: SessionId,
+        spelling: Spelling,
+        features: Features,
+        limits: BridgeLimits,
+        counters: Arc<Counters>,
+        now: Instant,
+    ) -> Self {
+        Bridge {
+            session,
+            spelling,
+            features,
+            limits,
+            counters,
+            state: Mutex::new(State {
+                epoch: 0,
+                attached: None,
+                number: 0,
+                calls: BTreeMap::new(),
+                outbox: VecDeque::new(),
+                outbox_bytes: 0,
+                last_sign: now,
+                tombstones: Tombstones::default(),
+                ended: None,
+            }),
+            pump: AtomicWaker::new(),
+        }
+    }
+
+    /// What the app opted in to.
+    pub fn features(&self) -> Features {
+        self.features
+    }
+
+    /// Bad frames are counted here as well.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // A panic inside leaves at worst one call unanswered, which its deadline ends.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    // ---- For MCP clients ----
+
+    /// Sends a call to the app.
+    ///
+    /// # Errors
+    /// [`CallError`] if it cannot be sent now; nothing was sent then.
+    pub fn call(self: &Arc<Self>, request: CallRequest<'_>, now: Instant) -> Result<Call, CallError> {
+        let number = self.state().admit(self, &request, now)?;
+        let invoke = Invoke {
+            session: self.session,
+            number,
+            tool: request.tool,
+            arguments: request.arguments,
+            progress: request.progress && self.features.progress,
+            context: self.features.context.then_some(request.context),
+        };
+        // Copying the arguments may take a while, so it is done without the lock.
+        let frame = invoke.write(self.spelling);
+        let (reply, receiver) = oneshot::channel();
+        let (progress, reports) = if invoke.progress {
+            let (sender, receiver) = mpsc::channel(PROGRESS_QUEUE);
+            (Some(ProgressPipe { reports: sender, last: f64::NEG_INFINITY }), Some(receiver))
+        } else {
+            (None, None)
+        };
+        let deadline = now + request.timeout;
+        let pending = Pending { client_id: request.client_id.into(), reply, progress, deadline, sent: false };
+        {
+            let mut state = self.state();
+            state.admission(self)?;
+            if state.outbox_bytes + frame.len() > self.limits.queue_bytes {
+                return Err(CallError::QueueFull(self.limits.queue_bytes));
+            }
+            state.calls.insert(number, pending);
+            state.push(Outgoing::Invoke(number, frame));
+        }
+        self.pump.wake();
+        Ok(Call {
+            bridge: Arc::clone(self),
+            number,
+            reply: receiver,
+            reports,
+            deadline,
+            timeout: request.timeout,
+            cancel_on_drop: request.cancel_on_drop,
+            ended: false,
+        })
+    }
+
+    /// A client cancelled the request with this JSON-RPC id. Two requests in flight with the same id: neither is
+    /// meant; none: the cancellation waits for it a short while.
+    pub fn cancel(&self, client_id: &str, now: Instant) {
+        let mut state = self.state();
+        let mut matches = state.calls.iter().filter(|(_, call)| same_id(&call.client_id, client_id)).map(|(n, _)| *n);
+        match (matches.next(), matches.next()) {
+            (Some(number), None) => {
+                drop(matches);
+                if let Some(call) = state.abandon(self, number, CancelReason::Cancelled, true, now) {
+                    call.finish(Err(CallError::Cancelled));
+                }
+            }
+            (None, None) => {
+                drop(matches);
+                state.tombstones.bury(client_id, now);
+            }
+            (_, Some(_)) => {}
+        }
+        drop(state);
+        self.pump.wake();
+    }
+
+    // ---- For the registry ----
+
+    /// Whether the session's life is over: no app connected, no call in flight, no sign of the app for `ttl`.
+    /// If so, it ends here and now, so that nothing can attach in between.
+    pub fn expire(&self, ttl: Duration, now: Instant) -> bool {
+        let mut state = self.state();
+        let alive = state.attached.is_some() || !state.calls.is_empty() || now.duration_since(state.last_sign) < ttl;
+        if !alive {
+            state.ended = Some(CallError::Deleted);
+        }
+        !alive
+    }
+
+    /// When the session would end if nothing happened; `None` while it is kept alive.
+    pub fn expires_at(&self, ttl: Duration) -> Option<Instant> {
+        let state = self.state();
+        (state.attached.is_none() && state.calls.is_empty()).then(|| state.last_sign + ttl)
+    }
+
+    /// The app did something over HTTP.
+    pub fn touch(&self, now: Instant) {
+        self.state().last_sign = now;
+    }
+
+    /// Ends the session: its calls fail with `error`, its socket is closed.
+    pub fn end(&self, error: CallError, close: Close) {
+        let mut state = self.state();
+        state.ended = Some(error.clone());
+        state.drop_unsent();
+        while let Some((number, call)) = state.calls.pop_first() {
+            if self.features.cancel && call.sent && close == Close::Deleted {
+                let frame = protocol::cancel_frame(self.session, number, CancelReason::SessionDeleted, self.spelling);
+                state.push(Outgoing::Other(frame));
+            }
+            call.finish(Err(error.clone()));
+        }
+        if let Some(attached) = &mut state.attached {
+            attached.close = Some(close);
+        }
+        drop(state);
+        self.pump.wake();
+    }
+
+    /// Since when a socket is connected, and its epoch.
+    pub fn connection(&self) -> (Option<Instant>, u64) {
+        let state = self.state();
+        (state.attached.as_ref().map(|attached| attached.since), state.epoch)
+    }
+
+    /// How many calls are in flight.
+    pub fn calls_in_flight(&self) -> usize {
+        self.state().calls.len()
+    }
+
+    // ---- For the socket ----
+
+    /// A socket asks to be the session's bridge.
+    pub fn try_attach(&self, now: Instant) -> Attempt {
+        let mut state = self.state();
+        if state.ended.is_some() {
+            return Attempt::Ended;
+        }
+        if let Some(attached) = &mut state.attached {
+            let (probe, sign_of_life) = oneshot::channel();
+            attached.probes.push(probe);
+            attached.probe_due = true;
+            let epoch = attached.epoch;
+            drop(state);
+            self.pump.wake();
+            return Attempt::Occupied { epoch, sign_of_life };
+        }
+        state.epoch += 1;
+        state.last_sign = now;
+        let epoch = state.epoch;
+        state.attached = Some(Attached { epoch, since: now, close: None, probes: Vec::new(), probe_due: false });
+        Attempt::Attached(epoch)
+    }
+
+    /// The socket of `epoch` did not show that it is alive: it makes room.
+    pub fn evict(&self, epoch: u64, now: Instant) {
+        self.detach(epoch, now);
+        self.pump.wake();
+    }
+
+    /// The socket of `epoch` is gone. Its calls end; those that were not sent yet are told so.
+    pub fn detach(&self, epoch: u64, now: Instant) {
+        let mut state = self.state();
+        if state.attached.as_ref().is_none_or(|attached| attached.epoch != epoch) {
+            return;
+        }
+        state.attached = None;
+        state.last_sign = now;
+        state.outbox.clear();
+        state.outbox_bytes = 0;
+        while let Some((_, call)) = state.calls.pop_first() {
+            let error = if call.sent { CallError::Lost } else { CallError::NotConnected };
+            state.finish(call, Err(error), now);
+        }
+    }
+
+    /// Registers the socket task to be woken by the next change.
+    pub fn register(&self, waker: &std::task::Waker) {
+        self.pump.register(waker);
+    }
+
+    /// What the socket of `epoch` is to do next.
+    pub fn next_frame(&self, epoch: u64, now: Instant) -> Next {
+        let mut state = self.state();
+        let Some(attached) = state.attached.as_mut().filter(|attached| attached.epoch == epoch) else {
+            return Next::Close(Close::Replaced);
+        };
+        if std::mem::take(&mut attached.probe_due) {
+            return Next::Probe;
+        }
+        let close = attached.close;
+        while let Some(outgoing) = state.outbox.pop_front() {
+            state.outbox_bytes -= outgoing.len();
+            match outgoing {
+                Outgoing::Other(frame) => return Next::Send(frame),
+                Outgoing::Invoke(number, mut frame) => {
+                    // A call whose time is over, or whose caller has gone, does not start.
+                    let Some(call) = state.calls.get_mut(&number).filter(|call| call.deadline > now) else { continue };
+                    call.sent = true;
+                    let left = self.features.deadline.then(|| call.deadline.duration_since(now).as_millis());
+                    protocol::finish_invoke(&mut frame, self.spelling, left);
+                    return Next::Send(frame);
+                }
+            }
+        }
+        close.map_or(Next::Idle, Next::Close)
+    }
+
+    /// Any frame of the socket of `epoch` is a sign of life.
+    pub fn sign_of_life(&self, epoch: u64, now: Instant) {
+        self.state().sign_of_life(epoch, now);
+    }
+
+    /// Takes in a text frame of the socket of `epoch`. `text` must be the whole of `message`.
+    pub fn receive<'a>(&self, epoch: u64, message: &Bytes, text: &'a str, now: Instant) -> Received<'a> {
+        let frame = FromApp::parse(text, self.limits.json_depth);
+        let mut state = self.state();
+        if !state.sign_of_life(epoch, now) {
+            return Received::Done;
+        }
+        match frame {
+            Ok(FromApp::Pong) => Received::Done,
+            Ok(FromApp::Result { call, answer }) => {
+                let outcome = self.outcome(answer, message);
+                state.resolve(self, &call, outcome, now);
+                Received::Done
+            }
+            Ok(FromApp::Progress { call, progress }) => {
+                let number = call.number_in(self.session);
+                if let Some(call) = number.and_then(|number| state.calls.get_mut(&number)) {
+                    call.report(progress);
+                }
+                Received::Done
+            }
+            Ok(FromApp::UpdateTools { tools }) if self.features.tools => Received::UpdateTools(tools),
+            Ok(FromApp::UpdateTools { .. }) => {
+                Received::Bad("update_tools: the app did not register the bridge feature 'tools'.".into())
+            }
+            Err(BadFrame { message, call }) => {
+                Counters::count(&self.counters.bad_frames);
+                // The call that the frame was meant to answer would wait in vain.
+                let call = call.or_else(|| CallRef::find(text, self.session));
+                if let Some(call) = call {
+                    state.resolve(self, &call, Err(CallError::Malformed(message.clone())), now);
+                }
+                Received::Bad(message)
+            }
+        }
+    }
+
+    /// A frame came in that is not text.
+    pub fn receive_binary(&self, epoch: u64, now: Instant) -> Received<'static> {
+        self.sign_of_life(epoch, now);
+        Counters::count(&self.counters.bad_frames);
+        Received::Bad("Bridge messages are text frames.".into())
+    }
+
+    /// Puts an `error` frame in the queue, if the app understands such frames.
+    pub fn send_error(&self, message: &str) {
+        if self.features.any() {
+            self.send(protocol::error_frame(message));
+        }
+    }
+
+    /// Puts a frame in the queue. If the app does not read, frames that tell it something give way.
+    pub fn send(&self, frame: Vec<u8>) {
+        let mut state = self.state();
+        if state.outbox_bytes + frame.len() <= self.limits.queue_bytes {
+            state.push(Outgoing::Other(frame));
+        }
+        drop(state);
+        self.pump.wake();
+    }
+
+    fn outcome(&self, answer: Answer<'_>, message: &Bytes) -> Outcome {
+        let check_size = |text: &str| {
+            let (size, limit) = (text.len(), self.limits.result_bytes);
+            if size > limit { Err(CallError::TooLarge { size, limit }) } else { Ok(()) }
+        };
+        let fits = |text: &str| check_size(text).map(|()| message.slice_ref(text.as_bytes()));
+        Ok(match answer {
+            Answer::Content("{}") => Reply::Content(Bytes::from_static(b"{}")),
+            Answer::Content(content) => Reply::Content(fits(content)?),
+            Answer::Result(result) => Reply::Result(fits(result)?),
+            Answer::Failed(error) => {
+                check_size(&error)?;
+                Reply::Failed(error.into_owned())
+            }
+            Answer::RpcError { code, message, data } => {
+                Reply::RpcError { code, message: message.into_owned(), data: data.map(fits).transpose()? }
+            }
+            // Only apps that resume calls are asked about calls that they may never have seen.
+            Answer::UnknownRequest => Reply::Failed("The app does not know this call.".into()),
+        })
+    }
+}
+
+impl State {
+    fn admission(&self, bridge: &Bridge) -> Result<(), CallError> {
+        if let Some(error) = &self.ended {
+            return Err(error.clone());
+        }
+        if self.attached.as_ref().is_none_or(|attached| attached.close.is_some()) {
+            return Err(CallError::NotConnected);
+        }
+        if self.calls.len() >= bridge.limits.calls {
+            return Err(CallError::Busy(bridge.limits.calls));
+        }
+        Ok(())
+    }
+
+    /// Lets a call in and gives it a number.
+    fn admit(&mut self, bridge: &Bridge, request: &CallRequest<'_>, now: Instant) -> Result<u64, CallError> {
+        self.admission(bridge)?;
+        if self.tombstones.take(request.client_id, now) {
+            return Err(CallError::Cancelled);
+        }
+        self.number += 1;
+        Ok(self.number)
+    }
+
+    fn push(&mut self, outgoing: Outgoing) {
+        self.outbox_bytes += outgoing.len();
+        self.outbox.push_back(outgoing);
+    }
+
+    /// Forgets the frames of calls that were not sent.
+    fn drop_unsent(&mut self) {
+        self.outbox.retain(|outgoing| matches!(outgoing, Outgoing::Other(_)));
+        self.outbox_bytes = self.outbox.iter().map(Outgoing::len).sum();
+    }
+
+    /// Takes a call out of flight without an answer of its app.
+    fn abandon(
+        &mut self,
+        bridge: &Bridge,
+        number: u64,
+        reason: CancelReason,
+        tell: bool,
+        now: Instant,
+    ) -> Option<Pending> {
+        let call = self.calls.remove(&number)?;
+        self.tombstones.answered(&call.client_id, now);
+        if !call.sent {
+            let mine = |outgoing: &Outgoing| matches!(outgoing, Outgoing::Invoke(n, _) if *n == number);
+            if let Some(at) = self.outbox.iter().position(mine)
+                && let Some(outgoing) = self.outbox.remove(at)
+            {
+                self.outbox_bytes -= outgoing.len();
+            }
+        } else if tell && bridge.features.cancel && self.attached.is_some() {
+            self.push(Outgoing::Other(protocol::cancel_frame(bridge.session, number, reason, bridge.spelling)));
+        }
+        Some(call)
+    }
+
+    fn resolve(&mut self, bridge: &Bridge, call: &CallRef<'_>, outcome: Outcome, now: Instant) {
+        let number = call.number_in(bridge.session);
+        match number.filter(|number| self.calls.get(number).is_some_and(|call| call.sent)) {
+            Some(number) => {
+                if let Some(call) = self.calls.remove(&number) {
+                    self.finish(call, outcome, now);
+                }
+            }
+            None => {
+                Counters::count(&bridge.counters.results_ignored);
+                tracing::debug!(session.id = %bridge.session.short(), "ignored a result for no call in flight");
+            }
+        }
+    }
+
+    fn finish(&mut self, call: Pending, outcome: Outcome, now: Instant) {
+        self.tombstones.answered(&call.client_id, now);
+        call.finish(outcome);
+    }
+
+    /// False if `epoch` is not the connected socket's.
+    fn sign_of_life(&mut self, epoch: u64, now: Instant) -> bool {
+        let Some(attached) = self.attached.as_mut().filter(|attached| attached.epoch == epoch) else { return false };
+        self.last_sign = now;
+        for probe in attached.probes.drain(..) {
+            let _gone = probe.send(());
+        }
+        true
+    }
+}
+
+impl Pending {
+    fn finish(self, outcome: Outcome) {
+        // A caller that has gone has no use for the outcome.
+        let _gone = self.reply.send(outcome);
+    }
+
+    fn report(&mut self, progress: protocol::Progress<'_>) {
+        let Some(pipe) = &mut self.progress else { return };
+        let Ok(value) = progress.progress.parse::<f64>() else { return };
+        // MCP: progress MUST increase with each notification.
+        if value > pipe.last {
+            pipe.last = value;
+            let own = |text: Option<&str>| text.map(str::to_owned);
+            let report = Progress {
+                progress: progress.progress.to_owned(),
+                total: own(progress.total),
+                message: own(progress.message),
+            };
+            let _full = pipe.reports.try_send(report);
+        }
+    }
+}
+
+/// A call in flight. Dropping it abandons it.
+#[derive(Debug)]
+pub struct Call {
+    bridge: Arc<Bridge>,
+    number: u64,
+    reply: oneshot::Receiver<Outcome>,
+    reports: Option<mpsc::Receiver<Progress>>,
+    deadline: Instant,
+    timeout: Duration,
+    cancel_on_drop: bool,
+    ended: bool,
+}
+
+impl crate::mcp::Call for Call {
+    async fn next(&mut self, until: Instant) -> Event {
+        let reply = &mut self.reply;
+        let wait = async {
+            let outcome = match &mut self.reports {
+                None => reply.await,
+                Some(reports) => tokio::select! {
+                    biased;
+                    // Reports were queued before the result: they come first.
+                    Some(progress) = reports.recv() => return Err(progress),
+                    outcome = reply => outcome,
+                },
+            };
+            Ok(outcome.unwrap_or(Err(CallError::Lost)))
+        };
+        let outcome = match tokio::time::timeout_at(until.min(self.deadline).into(), wait).await {
+            Ok(Ok(outcome)) => outcome,
+            Ok(Err(progress)) => return Event::Progress(progress),
+            Err(_) if until < self.deadline => return Event::Quiet,
+            Err(_) => {
+                self.abandon(CancelReason::Timeout, true);
+                Err(CallError::Timeout(self.timeout))
+            }
+        };
+        self.ended = true;
+        Event::Ended(outcome.unwrap_or_else(|error| Reply::Failed(error.to_string())))
+    }
+}
+
+impl Call {
+    fn abandon(&self, reason: CancelReason, tell: bool) {
+        self.bridge.state().abandon(&self.bridge, self.number, reason, tell, Instant::now());
+        self.bridge.pump.wake();
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.abandon(CancelReason::ClientDisconnected, self.cancel_on_drop);
+        }
+    }
+}

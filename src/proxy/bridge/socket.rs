@@ -1,0 +1,307 @@
+//! The WebSocket of a bridge: one task owns it and does all reading, writing, pinging and closing.
+//!
+//! A refused socket is closed *after* the upgrade, so that the app sees the code: before it, all that reaches a
+//! WebSocket client is a failed handshake. The codec is `tokio-websockets`: beside axum's it keeps 8 kB for an
+//! idle socket instead of 140 kB, and gives the memory of a large message back.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use futures_util::{Sink, Stream};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::{Interval, MissedTickBehavior, Sleep};
+use tokio_websockets::{CloseCode, Config as CodecConfig, Limits, Message, ServerBuilder, WebSocketStream};
+
+use crate::protocol::{self, Close};
+use crate::proxy::bridge::{Attempt, Bridge, Next, Received};
+
+/// How long a closing handshake may take before the socket is dropped.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+/// How often a newcomer asks again when sockets keep coming and going under it.
+const ATTACH_ROUNDS: usize = 4;
+/// How many frames are read before other tasks get their turn.
+const READ_BUDGET: usize = 32;
+/// How many pongs may wait for a peer that sends pings and does not read.
+const MAX_UNSENT_PONGS: usize = 64;
+/// Messages are not split into frames: apps' libraries handle whole ones best.
+const FRAME_SIZE: usize = usize::MAX;
+
+/// How a bridge's socket behaves.
+#[derive(Debug, Clone, Copy)]
+pub struct SocketSettings {
+    /// How often the app is pinged; two silent intervals close the socket.
+    pub ping: Duration,
+    /// How long a connected socket may take to show that it is alive when a second one comes.
+    pub probe: Duration,
+    /// How long the app may leave what is sent to it unread.
+    pub write_stall: Duration,
+    /// The largest message from an app.
+    pub max_message_bytes: usize,
+    /// The most bad frames a minute.
+    pub max_bad_frames: u32,
+}
+
+/// Runs the WebSocket protocol over an upgraded connection.
+pub fn server_socket<S: AsyncRead + AsyncWrite + Unpin>(stream: S, max_message_bytes: usize) -> WebSocketStream<S> {
+    ServerBuilder::new()
+        .config(CodecConfig::default().frame_size(FRAME_SIZE))
+        .limits(Limits::default().max_payload_len(Some(max_message_bytes)))
+        .serve(stream)
+}
+
+/// Tells a client why it may not have a bridge.
+pub async fn refuse<S: AsyncRead + AsyncWrite + Unpin>(mut socket: WebSocketStream<S>, close: Close) {
+    // Whoever does not take part in the handshake is dropped.
+    let _timed_out = tokio::time::timeout(CLOSE_TIMEOUT, close_socket(&mut socket, close)).await;
+}
+
+/// Connects a socket to its session and serves it until either goes.
+///
+/// `update_tools` is called for frames of that kind; its error is sent to the app.
+pub async fn run<S: AsyncRead + AsyncWrite + Unpin>(
+    mut socket: WebSocketStream<S>,
+    bridge: Arc<Bridge>,
+    settings: SocketSettings,
+    update_tools: impl Fn(&str) -> Result<usize, String>,
+) {
+    let attachment = match attach(&bridge, settings.probe).await {
+        Ok(attachment) => attachment,
+        Err(close) => return refuse(socket, close).await,
+    };
+    let end = Pump::new(&mut socket, &attachment, settings, update_tools).run().await;
+    tracing::info!(bridge.epoch = attachment.epoch, end = ?end, "bridge disconnected");
+    // From here on the app has no bridge, however long it takes to say goodbye.
+    drop(attachment);
+    if let End::Close(close) = end {
+        refuse(socket, close).await;
+    }
+}
+
+/// A socket's hold on its session; the bridge is detached when this drops.
+struct Attachment {
+    bridge: Arc<Bridge>,
+    epoch: u64,
+}
+
+impl Drop for Attachment {
+    fn drop(&mut self) {
+        self.bridge.detach(self.epoch, Instant::now());
+    }
+}
+
+/// Makes a socket the session's bridge. Another one that is connected keeps its place if it shows that it is
+/// alive, and loses it if it stays silent: no call is lost silently, and no two apps fight in a loop.
+async fn attach(bridge: &Arc<Bridge>, probe: Duration) -> Result<Attachment, Close> {
+    for _ in 0..ATTACH_ROUNDS {
+        match bridge.try_attach(Instant::now()) {
+            Attempt::Attached(epoch) => {
+                tracing::info!(bridge.epoch = epoch, "bridge connected");
+                return Ok(Attachment { bridge: Arc::clone(bridge), epoch });
+            }
+            Attempt::Ended => return Err(Close::UnknownSession),
+            Attempt::Occupied { epoch, sign_of_life } => match tokio::time::timeout(probe, sign_of_life).await {
+                Ok(Ok(())) => return Err(Close::AlreadyConnected),
+                // It went by itself.
+                Ok(Err(_)) => {}
+                Err(_) => bridge.evict(epoch, Instant::now()),
+            },
+        }
+    }
+    Err(Close::AlreadyConnected)
+}
+
+/// How a socket's service ended.
+#[derive(Debug)]
+enum End {
+    /// The peer closed, or the connection broke.
+    Gone,
+    /// We close.
+    Close(Close),
+}
+
+/// The work of one socket: polls the queue, the writing, the reading and the clocks in one task.
+struct Pump<'a, S, F> {
+    socket: Pin<&'a mut WebSocketStream<S>>,
+    bridge: &'a Bridge,
+    epoch: u64,
+    settings: SocketSettings,
+    update_tools: F,
+    ping: Interval,
+    last_frame: Instant,
+    /// Runs while the peer leaves something unread.
+    stall: Option<Pin<Box<Sleep>>>,
+    unsent_pongs: usize,
+    bad_frames: u32,
+    bad_frames_since: Instant,
+}
+
+impl<'a, S, F> Pump<'a, S, F>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+    F: Fn(&str) -> Result<usize, String>,
+{
+    fn new(
+        socket: &'a mut WebSocketStream<S>,
+        attachment: &'a Attachment,
+        settings: SocketSettings,
+        update_tools: F,
+    ) -> Self {
+        let now = Instant::now();
+        let mut ping = tokio::time::interval_at((now + settings.ping).into(), settings.ping);
+        ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        Pump {
+            socket: Pin::new(socket),
+            bridge: &attachment.bridge,
+            epoch: attachment.epoch,
+            settings,
+            update_tools,
+            ping,
+            last_frame: now,
+            stall: None,
+            unsent_pongs: 0,
+            bad_frames: 0,
+            bad_frames_since: now,
+        }
+    }
+
+    async fn run(mut self) -> End {
+        poll_fn(|cx| self.poll(cx)).await
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<End> {
+        self.bridge.register(cx.waker());
+        while self.ping.poll_tick(cx).is_ready() {
+            if self.last_frame.elapsed() > 2 * self.settings.ping {
+                return Poll::Ready(End::Close(Close::Silent));
+            }
+            if self.send(Message::text(protocol::PING)).is_err() || self.send(Message::ping("")).is_err() {
+                return Poll::Ready(End::Gone);
+            }
+        }
+        let mut budget = READ_BUDGET;
+        loop {
+            if let Poll::Ready(end) = self.poll_write(cx) {
+                return Poll::Ready(end);
+            }
+            let message = match self.socket.as_mut().poll_next(cx) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Some(Ok(message))) => message,
+                Poll::Ready(Some(Err(error))) => {
+                    tracing::debug!(%error, "bridge connection broke");
+                    // The codec has queued the close frame that the error calls for (1002, 1007, 1009).
+                    let _flushed = self.socket.as_mut().poll_flush(cx);
+                    return Poll::Ready(End::Gone);
+                }
+                Poll::Ready(None) => return Poll::Ready(End::Gone),
+            };
+            if let Some(close) = self.receive(message) {
+                return Poll::Ready(End::Close(close));
+            }
+            budget -= 1;
+            if budget == 0 {
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+        }
+    }
+
+    /// Moves frames from the queue to the socket for as long as it takes them, then flushes once.
+    fn poll_write(&mut self, cx: &mut Context<'_>) -> Poll<End> {
+        let mut is_ready = true;
+        loop {
+            match self.socket.as_mut().poll_ready(cx) {
+                Poll::Ready(Ok(())) => {}
+                Poll::Ready(Err(_)) => return Poll::Ready(End::Gone),
+                Poll::Pending => {
+                    is_ready = false;
+                    break;
+                }
+            }
+            let message = match self.bridge.next_frame(self.epoch, Instant::now()) {
+                // The bytes come from a str and from escaped strings, so they are UTF-8.
+                Next::Send(frame) => Message::text(Bytes::from(frame)),
+                Next::Probe => Message::ping(""),
+                Next::Close(close) => return Poll::Ready(End::Close(close)),
+                Next::Idle => break,
+            };
+            if self.send(message).is_err() {
+                return Poll::Ready(End::Gone);
+            }
+        }
+        if is_ready {
+            match self.socket.as_mut().poll_flush(cx) {
+                Poll::Ready(Ok(())) => {
+                    self.stall = None;
+                    self.unsent_pongs = 0;
+                    return Poll::Pending;
+                }
+                Poll::Ready(Err(_)) => return Poll::Ready(End::Gone),
+                Poll::Pending => {}
+            }
+        }
+        let write_stall = self.settings.write_stall;
+        let stall = self.stall.get_or_insert_with(|| Box::pin(tokio::time::sleep(write_stall)));
+        stall.as_mut().poll(cx).map(|()| End::Close(Close::Stalled))
+    }
+
+    fn send(&mut self, message: Message) -> Result<(), tokio_websockets::Error> {
+        self.socket.as_mut().start_send(message)
+    }
+
+    fn receive(&mut self, message: Message) -> Option<Close> {
+        let now = Instant::now();
+        self.last_frame = now;
+        let received = if message.is_text() {
+            let payload: Bytes = message.into_payload().into();
+            // The codec has checked that a text message is UTF-8.
+            let text = std::str::from_utf8(&payload).unwrap_or_default();
+            match self.bridge.receive(self.epoch, &payload, text, now) {
+                Received::UpdateTools(tools) => {
+                    match (self.update_tools)(tools) {
+                        Ok(count) => {
+                            self.bridge.send(format!(r#"{{"type":"tools_updated","count":{count}}}"#).into_bytes())
+                        }
+                        Err(error) => self.bridge.send_error(&error),
+                    }
+                    return None;
+                }
+                Received::Done => return None,
+                Received::Bad(error) => error,
+            }
+        } else if message.is_binary() {
+            match self.bridge.receive_binary(self.epoch, now) {
+                Received::Bad(error) => error,
+                _ => return None,
+            }
+        } else {
+            self.bridge.sign_of_life(self.epoch, now);
+            // A pong to a peer that does not read stays in memory.
+            self.unsent_pongs += usize::from(message.is_ping());
+            return (self.unsent_pongs > MAX_UNSENT_PONGS).then_some(Close::Stalled);
+        };
+        tracing::warn!(error = %received, "bad frame from the app");
+        self.bridge.send_error(&received);
+        if now.duration_since(self.bad_frames_since) >= Duration::from_secs(60) {
+            (self.bad_frames, self.bad_frames_since) = (0, now);
+        }
+        self.bad_frames += 1;
+        (self.bad_frames > self.settings.max_bad_frames).then_some(Close::Policy)
+    }
+}
+
+/// Sends a close frame and waits for the peer's.
+async fn close_socket<S: AsyncRead + AsyncWrite + Unpin>(socket: &mut WebSocketStream<S>, close: Close) {
+    let mut socket = Pin::new(socket);
+    let code = CloseCode::try_from(close.code()).unwrap_or(CloseCode::NORMAL_CLOSURE);
+    if socket.as_mut().start_send(Message::close(Some(code), close.reason())).is_err() {
+        return;
+    }
+    if poll_fn(|cx| socket.as_mut().poll_flush(cx)).await.is_err() {
+        return;
+    }
+    while let Some(Ok(_)) = poll_fn(|cx| socket.as_mut().poll_next(cx)).await {}
+}

@@ -1,0 +1,521 @@
+//! The settings of the proxy: `OPENCLAW_PROXY_*` from the environment, and from `.env` in the working directory.
+//!
+//! Every setting has its default here and a sentence in `.env.example`; a test holds the two together. What is
+//! set twice in a contradictory way is refused at start with one sentence.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::time::Duration;
+
+use serde::{Deserialize, Deserializer};
+
+use crate::auth::Token;
+use crate::json;
+use crate::process::LogFormat;
+use crate::proxy::session::ToolLimits;
+
+/// The prefix of every setting.
+pub const PREFIX: &str = "OPENCLAW_PROXY_";
+
+/// The settings, checked.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(default)]
+pub struct Config {
+    /// Bearer token of apps: registration and bridge. Empty: no authentication.
+    pub app_token: Token,
+    /// Bearer token of MCP clients. Empty: no authentication.
+    pub openclaw_token: Token,
+    /// Where to listen.
+    pub listen: SocketAddr,
+    /// The base of the URLs that apps are given, if the request does not tell it.
+    pub public_url: Option<PublicUrl>,
+    /// Peers whose `X-Forwarded-Proto` and `X-Forwarded-Host` are believed.
+    pub trusted_proxies: Vec<Network>,
+    /// Values of `Host` that are accepted beside loopback names and the host of `public_url`.
+    pub allowed_hosts: Vec<String>,
+    /// Values of `Origin` that are accepted: web pages that may reach the proxy.
+    pub allowed_origins: Vec<String>,
+    /// Listen beyond loopback although a token is empty.
+    pub allow_open: bool,
+    /// Which clients' closed connections cancel their call.
+    pub cancel_on_disconnect: CancelOnDisconnect,
+    /// What is logged: a level, or directives such as `info,openclaw_mcp_proxy=debug`.
+    pub log: String,
+    /// How it is logged.
+    pub log_format: LogFormat,
+
+    /// How long a session lives after the last sign of its app.
+    #[serde(rename = "session_ttl_seconds")]
+    pub session_ttl: Seconds,
+    /// How long a tool call may take.
+    #[serde(rename = "tool_timeout_seconds")]
+    pub tool_timeout: Seconds,
+    /// When a tool call that is still running is answered by an event stream.
+    #[serde(rename = "stream_after_seconds")]
+    pub stream_after: Seconds,
+    /// How often an event stream gets a comment, so that no proxy cuts it.
+    #[serde(rename = "keep_alive_seconds")]
+    pub keep_alive: Seconds,
+    /// How often a bridge is pinged; two silent intervals close it.
+    #[serde(rename = "ping_seconds")]
+    pub ping: Seconds,
+    /// How long a connected bridge may take to show that it is alive when a second one comes.
+    #[serde(rename = "probe_seconds")]
+    pub probe: Seconds,
+    /// How long an app may leave what is sent to it unread.
+    #[serde(rename = "write_stall_seconds")]
+    pub write_stall: Seconds,
+    /// How long a request's headers may take.
+    #[serde(rename = "header_timeout_seconds")]
+    pub header_timeout: Seconds,
+    /// How long a connection may stay open between two requests.
+    #[serde(rename = "idle_seconds")]
+    pub idle: Seconds,
+    /// How long a request's body may pause.
+    #[serde(rename = "body_idle_seconds")]
+    pub body_idle: Seconds,
+    /// How long a request's body may take in all.
+    #[serde(rename = "body_timeout_seconds")]
+    pub body_timeout: Seconds,
+    /// How long calls in flight may take to finish at shutdown.
+    #[serde(rename = "drain_seconds")]
+    pub drain: Seconds,
+
+    /// The most tools of a session.
+    pub max_tools: usize,
+    /// The most bytes of one tool definition.
+    pub max_tool_bytes: usize,
+    /// The most bytes of all tool definitions of a session.
+    pub max_tools_bytes: usize,
+    /// The most bytes of a request's body.
+    pub max_body_bytes: usize,
+    /// The most bytes of a call's HTTP answer.
+    pub max_result_bytes: usize,
+    /// The most bytes of a message from an app; a larger one costs the bridge.
+    pub max_bridge_message_bytes: usize,
+    /// The most bytes that wait to be sent to one app.
+    pub max_queue_bytes: usize,
+    /// The deepest nesting of JSON, in both directions.
+    pub max_json_depth: usize,
+    /// The most calls in flight of a session.
+    pub max_calls_per_session: usize,
+    /// The most sessions of a tenant.
+    pub max_sessions_per_tenant: usize,
+    /// The most sessions in all.
+    pub max_sessions: usize,
+    /// The most messages of a JSON-RPC batch (2025-03-26).
+    pub max_batch: usize,
+    /// The most frames that are no valid bridge messages, a minute, before the bridge is closed.
+    pub max_bad_frames: u32,
+    /// The most bytes of a request's headers.
+    pub max_header_bytes: usize,
+    /// The most connections at once.
+    pub max_connections: usize,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        const KIB: usize = 1024;
+        const MIB: usize = 1024 * KIB;
+        Config {
+            app_token: Token::default(),
+            openclaw_token: Token::default(),
+            listen: SocketAddr::from(([127, 0, 0, 1], 8000)),
+            public_url: None,
+            trusted_proxies: vec![Network::loopback_v4(), Network::loopback_v6()],
+            allowed_hosts: Vec::new(),
+            allowed_origins: Vec::new(),
+            allow_open: false,
+            cancel_on_disconnect: CancelOnDisconnect::All,
+            log: "info".into(),
+            log_format: LogFormat::Human,
+            session_ttl: Seconds::new(300),
+            tool_timeout: Seconds::new(120),
+            stream_after: Seconds::new(5),
+            keep_alive: Seconds::new(15),
+            ping: Seconds::new(20),
+            probe: Seconds::new(2),
+            write_stall: Seconds::new(10),
+            header_timeout: Seconds::new(10),
+            idle: Seconds::new(90),
+            body_idle: Seconds::new(15),
+            body_timeout: Seconds::new(60),
+            drain: Seconds::new(25),
+            max_tools: 512,
+            max_tool_bytes: 64 * KIB,
+            max_tools_bytes: 2 * MIB,
+            max_body_bytes: 4 * MIB,
+            max_result_bytes: 10 * MIB,
+            max_bridge_message_bytes: 32 * MIB,
+            max_queue_bytes: 8 * MIB,
+            max_json_depth: 64,
+            max_calls_per_session: 256,
+            max_sessions_per_tenant: 1000,
+            max_sessions: 100_000,
+            max_batch: 64,
+            max_bad_frames: 20,
+            max_header_bytes: 32 * KIB,
+            max_connections: 20_000,
+        }
+    }
+}
+
+/// A setting that cannot be used: one sentence for the operator.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct ConfigError(String);
+
+fn refuse<T>(message: impl Into<String>) -> Result<T, ConfigError> {
+    Err(ConfigError(message.into()))
+}
+
+impl Config {
+    /// Reads the process environment, and beneath it `.env` in the working directory.
+    ///
+    /// # Errors
+    /// [`ConfigError`] if a setting is malformed or contradicts another.
+    pub fn from_env() -> Result<Self, ConfigError> {
+        let mut pairs = dot_env(Path::new(".env"))?;
+        pairs.extend(std::env::vars());
+        Self::from_pairs(pairs)
+    }
+
+    /// Reads settings from pairs of name and value; later ones win, empty values count as not set, other names
+    /// are ignored.
+    ///
+    /// # Errors
+    /// [`ConfigError`] if a setting is malformed or contradicts another.
+    pub fn from_pairs(pairs: impl IntoIterator<Item = (String, String)>) -> Result<Self, ConfigError> {
+        let mut settings = std::collections::BTreeMap::new();
+        for (name, value) in pairs {
+            if name.starts_with(PREFIX) && !value.is_empty() {
+                settings.insert(name, value);
+            }
+        }
+        let read = |settings: Vec<_>| envy::prefixed(PREFIX).from_iter::<_, Config>(settings);
+        let config = match read(settings.clone().into_iter().collect()) {
+            Ok(config) => config,
+            Err(error) => {
+                // envy does not always say which setting it stumbled over; the culprit also fails alone.
+                let culprit =
+                    settings.into_iter().find(|(name, value)| read(vec![(name.clone(), value.clone())]).is_err());
+                let name = culprit.map_or_else(|| "A setting".to_owned(), |(name, _)| name);
+                return refuse(format!("{name} is not usable: {error}."));
+            }
+        };
+        config.check()?;
+        Ok(config)
+    }
+
+    /// The bounds of a registration.
+    pub fn tool_limits(&self) -> ToolLimits {
+        ToolLimits {
+            tools: self.max_tools,
+            tool_bytes: self.max_tool_bytes,
+            tools_bytes: self.max_tools_bytes,
+            json_depth: self.max_json_depth,
+        }
+    }
+
+    /// What the operator should know, though it is allowed.
+    pub fn warnings(&self) -> Vec<String> {
+        let mut warnings = Vec::new();
+        for (name, token) in self.tokens() {
+            if token.is_empty() {
+                warnings.push(format!("{name} is empty: the endpoints that it guards ask for no token."));
+            } else if token.expose().len() < 16 || token.expose() == "replace-me" {
+                warnings.push(format!("{name} is easy to guess: use at least 16 random characters."));
+            }
+        }
+        if !self.app_token.is_empty() && self.app_token.expose() == self.openclaw_token.expose() {
+            warnings.push("Both tokens are the same: an MCP client could register tools.".into());
+        }
+        warnings
+    }
+
+    fn tokens(&self) -> [(&'static str, &Token); 2] {
+        [("OPENCLAW_PROXY_APP_TOKEN", &self.app_token), ("OPENCLAW_PROXY_OPENCLAW_TOKEN", &self.openclaw_token)]
+    }
+
+    fn check(&self) -> Result<(), ConfigError> {
+        for (name, token) in self.tokens() {
+            if token.is_empty() && !self.listen.ip().is_loopback() && !self.allow_open {
+                return refuse(format!(
+                    "{name} is empty and {} can be reached from other machines: set the token, listen on 127.0.0.1, or set OPENCLAW_PROXY_ALLOW_OPEN=true.",
+                    self.listen
+                ));
+            }
+            if token.expose().contains("${") {
+                return refuse(format!("{name} holds a literal ${{…}}: a variable was not expanded."));
+            }
+            if !token.expose().bytes().all(|b| b.is_ascii_graphic()) {
+                return refuse(format!(
+                    "{name} must consist of visible ASCII characters, so that a header can carry it."
+                ));
+            }
+        }
+        for (name, value) in [
+            ("SESSION_TTL_SECONDS", self.session_ttl),
+            ("TOOL_TIMEOUT_SECONDS", self.tool_timeout),
+            ("KEEP_ALIVE_SECONDS", self.keep_alive),
+            ("PING_SECONDS", self.ping),
+            ("PROBE_SECONDS", self.probe),
+            ("WRITE_STALL_SECONDS", self.write_stall),
+            ("HEADER_TIMEOUT_SECONDS", self.header_timeout),
+            ("IDLE_SECONDS", self.idle),
+            ("BODY_IDLE_SECONDS", self.body_idle),
+            ("BODY_TIMEOUT_SECONDS", self.body_timeout),
+        ] {
+            if value.0.is_zero() {
+                return refuse(format!("{PREFIX}{name} must be more than 0."));
+            }
+        }
+        for (name, value, least) in [
+            ("MAX_TOOLS", self.max_tools, 1),
+            ("MAX_CALLS_PER_SESSION", self.max_calls_per_session, 1),
+            ("MAX_SESSIONS_PER_TENANT", self.max_sessions_per_tenant, 1),
+            ("MAX_SESSIONS", self.max_sessions, 1),
+            ("MAX_BATCH", self.max_batch, 1),
+            ("MAX_CONNECTIONS", self.max_connections, 1),
+            ("MAX_BODY_BYTES", self.max_body_bytes, 1024),
+            ("MAX_RESULT_BYTES", self.max_result_bytes, 1024),
+            // hyper's read buffer cannot be smaller.
+            ("MAX_HEADER_BYTES", self.max_header_bytes, 8192),
+        ] {
+            if value < least {
+                return refuse(format!("{PREFIX}{name} is {value}; it must be at least {least}."));
+            }
+        }
+        for (small_name, small, large_name, large) in [
+            ("MAX_TOOL_BYTES", self.max_tool_bytes, "MAX_TOOLS_BYTES", self.max_tools_bytes),
+            ("MAX_TOOLS_BYTES", self.max_tools_bytes, "MAX_BODY_BYTES", self.max_body_bytes),
+            ("MAX_RESULT_BYTES", self.max_result_bytes, "MAX_BRIDGE_MESSAGE_BYTES", self.max_bridge_message_bytes),
+            ("MAX_BODY_BYTES", self.max_body_bytes, "MAX_QUEUE_BYTES", self.max_queue_bytes),
+        ] {
+            if small > large {
+                return refuse(format!(
+                    "{PREFIX}{small_name} is {small}, more than {PREFIX}{large_name}, which is {large}."
+                ));
+            }
+        }
+        if !(8..=json::MAX_DEPTH).contains(&self.max_json_depth) {
+            let depth = self.max_json_depth;
+            return refuse(format!("{PREFIX}MAX_JSON_DEPTH is {depth}; it must be from 8 to {}.", json::MAX_DEPTH));
+        }
+        for origin in &self.allowed_origins {
+            if !origin.contains("://") || origin.ends_with('/') {
+                return refuse(format!(
+                    "OPENCLAW_PROXY_ALLOWED_ORIGINS holds '{origin}': an origin is written as scheme://host[:port]."
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The pairs of a `.env` file; none if there is no file.
+fn dot_env(path: &Path) -> Result<Vec<(String, String)>, ConfigError> {
+    match dotenvy::from_path_iter(path) {
+        Ok(pairs) => {
+            pairs.collect::<Result<_, _>>().or_else(|error| {
+                // The parse error quotes the line, which may hold a token.
+                let place = if let dotenvy::Error::LineParse(_, at) = error {
+                    format!(" near column {at}")
+                } else {
+                    String::new()
+                };
+                refuse(format!(".env has a line that is not NAME=value{place}."))
+            })
+        }
+        Err(error) if error.not_found() => Ok(Vec::new()),
+        Err(_) => refuse(".env exists but cannot be read."),
+    }
+}
+
+/// A duration written as a number of seconds, fractions allowed.
+#[derive(Debug, Clone, Copy, PartialEq, PartialOrd)]
+pub struct Seconds(pub Duration);
+
+impl Seconds {
+    const fn new(seconds: u64) -> Self {
+        Seconds(Duration::from_secs(seconds))
+    }
+}
+
+impl<'de> Deserialize<'de> for Seconds {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let seconds = text.parse::<f64>().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+        // Beyond a century it is a mistake, and timers overflow.
+        let seconds = seconds.filter(|seconds| *seconds < Duration::from_secs(3_200_000_000));
+        seconds.map(Seconds).ok_or_else(|| serde::de::Error::custom(format!("'{text}' is not a number of seconds")))
+    }
+}
+
+/// Whose closed connection cancels the call that was waiting on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CancelOnDisconnect {
+    /// Every client's: nobody is left to take the answer.
+    All,
+    /// Only that of clients from 2026-07-28 on, where the specification demands it.
+    Modern,
+}
+
+/// `http(s)://host[:port][/prefix]`, without a slash at the end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PublicUrl {
+    /// The whole.
+    pub base: String,
+    /// Its host, without the port, in lower case.
+    pub host: String,
+}
+
+impl<'de> Deserialize<'de> for PublicUrl {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let wrong = || serde::de::Error::custom(format!("'{text}' is not of the form https://host[:port][/prefix]"));
+        let uri: http::Uri = text.parse().map_err(|_| wrong())?;
+        let authority = uri.authority().ok_or_else(wrong)?;
+        let is_plain = uri.query().is_none() && !text.contains(['#', '@']) && !authority.host().is_empty();
+        if !matches!(uri.scheme_str(), Some("http" | "https")) || !is_plain {
+            return Err(wrong());
+        }
+        Ok(PublicUrl { base: text.trim_end_matches('/').to_owned(), host: authority.host().to_ascii_lowercase() })
+    }
+}
+
+/// An IP network in CIDR notation, or one address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Network {
+    address: IpAddr,
+    prefix: u8,
+}
+
+impl Network {
+    const fn loopback_v4() -> Self {
+        Network { address: IpAddr::V4(std::net::Ipv4Addr::new(127, 0, 0, 0)), prefix: 8 }
+    }
+
+    const fn loopback_v6() -> Self {
+        Network { address: IpAddr::V6(std::net::Ipv6Addr::LOCALHOST), prefix: 128 }
+    }
+
+    /// Whether `peer` belongs to the network. An IPv4 address mapped into IPv6 counts as IPv4.
+    pub fn contains(&self, peer: IpAddr) -> bool {
+        let bits = |address: IpAddr| match address {
+            IpAddr::V4(v4) => (u128::from(v4.to_bits()) << 96, 32),
+            IpAddr::V6(v6) => (v6.to_bits(), 128),
+        };
+        let ((network, width), (peer, peer_width)) = (bits(self.address), bits(peer.to_canonical()));
+        let mask = u128::MAX.checked_shl(128 - u32::from(self.prefix)).unwrap_or(0);
+        width == peer_width && (network ^ peer) & mask == 0
+    }
+}
+
+impl<'de> Deserialize<'de> for Network {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let wrong = || serde::de::Error::custom(format!("'{text}' is not an address or a network such as 10.0.0.0/8"));
+        let (address, prefix) = text.trim().split_once('/').map_or((text.trim(), None), |(a, p)| (a, Some(p)));
+        let address: IpAddr = address.parse().map_err(|_| wrong())?;
+        let width = if address.is_ipv4() { 32 } else { 128 };
+        let prefix = prefix.map_or(Ok(width), |prefix| prefix.parse().map_err(|_| wrong()))?;
+        if prefix > width {
+            return Err(wrong());
+        }
+        Ok(Network { address, prefix })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(pairs: &[(&str, &str)]) -> Result<Config, String> {
+        let pairs = pairs.iter().map(|(name, value)| (format!("{PREFIX}{name}"), (*value).to_owned()));
+        Config::from_pairs(pairs).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn the_seeds_five_settings_have_the_seeds_defaults() {
+        // The fifth, OPENCLAW_PROXY_SERVER_URL, belongs to the stdio program.
+        let defaults = config(&[("SESSION_TTL_SECONDS", ""), ("SERVER_URL", "http://x")]).unwrap();
+        assert!(defaults.app_token.is_empty() && defaults.openclaw_token.is_empty());
+        assert_eq!(defaults.session_ttl.0, Duration::from_secs(300));
+        assert_eq!(defaults.tool_timeout.0, Duration::from_secs(120));
+        assert_eq!(defaults.listen.to_string(), "127.0.0.1:8000");
+    }
+
+    #[test]
+    fn an_empty_token_needs_loopback_or_an_explicit_word() {
+        let both = [("APP_TOKEN", "a"), ("OPENCLAW_TOKEN", "b")];
+        for listen in ["127.0.0.1:1", "[::1]:1", "0.0.0.0:1", "10.0.0.1:1"] {
+            let outside = !listen.starts_with("127") && !listen.starts_with("[::1]");
+            for tokens in [&both[..0], &both[..1], &both[1..], &both[..]] {
+                for open in [false, true] {
+                    let mut pairs = tokens.to_vec();
+                    pairs.extend([("LISTEN", listen), ("ALLOW_OPEN", if open { "true" } else { "false" })]);
+                    let refused = outside && !open && tokens.len() < 2;
+                    let result = config(&pairs);
+                    assert_eq!(result.is_err(), refused, "{pairs:?}");
+                    if let Err(error) = result {
+                        assert!(error.contains("OPENCLAW_PROXY_ALLOW_OPEN") && error.contains("TOKEN is empty"));
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn unusable_settings_are_named() {
+        for (name, value, says) in [
+            ("LISTEN", "localhost", "LISTEN"),
+            ("MAX_TOOLS", "many", "MAX_TOOLS"),
+            ("MAX_TOOLS", "0", "MAX_TOOLS"),
+            ("TOOL_TIMEOUT_SECONDS", "-1", "TOOL_TIMEOUT_SECONDS"),
+            ("TOOL_TIMEOUT_SECONDS", "0", "TOOL_TIMEOUT_SECONDS"),
+            ("SESSION_TTL_SECONDS", "1e99", "SESSION_TTL_SECONDS"),
+            ("MAX_JSON_DEPTH", "129", "MAX_JSON_DEPTH"),
+            ("MAX_RESULT_BYTES", "99999999999", "MAX_BRIDGE_MESSAGE_BYTES"),
+            ("MAX_BODY_BYTES", "9999999", "MAX_QUEUE_BYTES"),
+            ("PUBLIC_URL", "example.com", "PUBLIC_URL"),
+            ("PUBLIC_URL", "ftp://example.com", "PUBLIC_URL"),
+            ("PUBLIC_URL", "https://u:p@example.com", "PUBLIC_URL"),
+            ("PUBLIC_URL", "https://example.com/?x", "PUBLIC_URL"),
+            ("TRUSTED_PROXIES", "10.0.0.0/33", "TRUSTED_PROXIES"),
+            ("ALLOWED_ORIGINS", "example.com", "ALLOWED_ORIGINS"),
+            ("ALLOW_OPEN", "yes", "ALLOW_OPEN"),
+            ("CANCEL_ON_DISCONNECT", "never", "CANCEL_ON_DISCONNECT"),
+            ("APP_TOKEN", "a b", "APP_TOKEN"),
+            ("OPENCLAW_TOKEN", "${X}", "OPENCLAW_TOKEN"),
+        ] {
+            let error = config(&[(name, value)]).expect_err(name);
+            assert!(error.contains(says), "{name}={value}: {error}");
+            assert!(!error.contains('\n') && error.ends_with('.'), "{error}");
+        }
+    }
+
+    #[test]
+    fn lists_are_comma_separated() {
+        let config =
+            config(&[("TRUSTED_PROXIES", "10.0.0.0/8,::1"), ("ALLOWED_HOSTS", "a.example,b.example")]).unwrap();
+        assert_eq!(config.allowed_hosts, ["a.example", "b.example"]);
+        let trusts = |peer: &str| config.trusted_proxies.iter().any(|n| n.contains(peer.parse().unwrap()));
+        assert!(trusts("10.255.0.1") && trusts("::1") && trusts("::ffff:10.0.0.1"));
+        assert!(!trusts("11.0.0.1") && !trusts("127.0.0.1") && !trusts("::2"));
+    }
+
+    #[test]
+    fn a_public_url_may_have_a_port_and_a_prefix() {
+        let url = |text| config(&[("PUBLIC_URL", text)]).unwrap().public_url.unwrap();
+        assert_eq!(url("https://Example.com:8443/mcp/").base, "https://Example.com:8443/mcp");
+        assert_eq!(url("https://Example.com:8443/mcp/").host, "example.com");
+    }
+
+    #[test]
+    fn no_setting_shows_a_token() {
+        let config = config(&[("APP_TOKEN", "canary-1"), ("OPENCLAW_TOKEN", "canary-2")]).unwrap();
+        assert!(!format!("{config:?} {:?}", config.warnings()).contains("canary"));
+    }
+}

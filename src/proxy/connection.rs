@@ -1,0 +1,233 @@
+//! A client's TCP connection, with the clocks that hyper does not have.
+//!
+//! hyper's own header timeout also runs while a kept-alive connection is idle, so it would have to be either too
+//! long against slow senders or too short for the connection pools of clients and reverse proxies. Here the two
+//! are apart: a request's head must be complete a short while after its first byte (or after the connection was
+//! made), an idle connection may stay longer, and nothing is timed while a request is being answered.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
+
+use bytes::{Buf, Bytes};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::Sleep;
+
+/// Says that a request is being answered; shared by the stream and the service of one connection.
+#[derive(Debug, Clone, Default)]
+pub struct Busy(Arc<AtomicBool>);
+
+impl Busy {
+    /// A request's head has been read.
+    pub fn begin(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// The answer's head is ready.
+    pub fn end(&self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
+
+    fn is_set(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// The times that a connection is granted.
+#[derive(Debug, Clone, Copy)]
+pub struct Clocks {
+    /// From a request's first byte to the end of its head.
+    pub head: Duration,
+    /// Between two requests.
+    pub idle: Duration,
+}
+
+/// A stream whose reads fail once its client has been too slow.
+#[derive(Debug)]
+pub struct ClientStream<S> {
+    inner: S,
+    busy: Busy,
+    clocks: Clocks,
+    /// When the head that is being read began.
+    head_since: Option<Instant>,
+    last_activity: Instant,
+    /// Re-armed only when it fires, so that it costs nothing per request.
+    timer: Option<Pin<Box<Sleep>>>,
+    /// Bytes that were read already, to be read again.
+    rewound: Bytes,
+}
+
+impl<S> ClientStream<S> {
+    /// A new connection. Its first head is awaited from now on.
+    pub fn new(inner: S, busy: Busy, clocks: Clocks) -> Self {
+        let now = Instant::now();
+        ClientStream {
+            inner,
+            busy,
+            clocks,
+            head_since: Some(now),
+            last_activity: now,
+            timer: None,
+            rewound: Bytes::new(),
+        }
+    }
+
+    /// Makes the stream a plain one after an upgrade: no clocks, and `read` comes first.
+    pub fn upgraded(mut self, read: Bytes) -> Self {
+        self.busy.begin();
+        self.timer = None;
+        self.rewound = read;
+        self
+    }
+
+    /// When reading must have succeeded, as things are now.
+    fn deadline(&self) -> Option<Instant> {
+        if self.busy.is_set() {
+            return None;
+        }
+        Some(self.head_since.map_or(self.last_activity + self.clocks.idle, |since| since + self.clocks.head))
+    }
+
+    fn poll_clock(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
+        loop {
+            let Some(deadline) = self.deadline() else { return Poll::Pending };
+            let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(deadline.into())));
+            // A timer that fires too early is set again below; one that would fire too late must be set now.
+            if timer.deadline().into_std() > deadline {
+                timer.as_mut().reset(deadline.into());
+            }
+            ready!(timer.as_mut().poll(cx));
+            if Instant::now() >= deadline {
+                return Poll::Ready(io::Error::new(io::ErrorKind::TimedOut, "the client was too slow"));
+            }
+            timer.as_mut().reset(deadline.into());
+        }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for ClientStream<S> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        if !this.rewound.is_empty() {
+            let len = this.rewound.len().min(buf.remaining());
+            buf.put_slice(&this.rewound[..len]);
+            this.rewound.advance(len);
+            return Poll::Ready(Ok(()));
+        }
+        match Pin::new(&mut this.inner).poll_read(cx, buf) {
+            Poll::Ready(result) => {
+                if this.busy.is_set() {
+                    this.head_since = None;
+                } else {
+                    this.head_since.get_or_insert_with(Instant::now);
+                }
+                Poll::Ready(result)
+            }
+            Poll::Pending => {
+                if this.busy.is_set() {
+                    this.head_since = None;
+                }
+                this.poll_clock(cx).map(Err)
+            }
+        }
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for ClientStream<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.answered();
+        Pin::new(&mut self.inner).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.answered();
+        Pin::new(&mut self.inner).poll_write_vectored(cx, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.inner.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_shutdown(cx)
+    }
+}
+
+impl<S> ClientStream<S> {
+    /// Something is written: the head before it is over, and the connection is not idle.
+    fn answered(&mut self) {
+        self.head_since = None;
+        self.last_activity = Instant::now();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+
+    const CLOCKS: Clocks = Clocks { head: Duration::from_millis(100), idle: Duration::from_millis(300) };
+
+    #[tokio::test]
+    async fn a_head_has_its_time_and_an_idle_connection_a_longer_one() {
+        let (mut client, server) = duplex(64);
+        let busy = Busy::default();
+        let start = Instant::now();
+        let mut server = ClientStream::new(server, busy.clone(), CLOCKS);
+        assert_eq!(server.read_u8().await.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        assert!((100..250).contains(&start.elapsed().as_millis()));
+
+        // A head is read and answered: then the longer time runs.
+        client.write_all(b"ab").await.unwrap();
+        server.read_u8().await.unwrap();
+        busy.begin();
+        server.read_u8().await.unwrap();
+        busy.end();
+        server.write_all(b"x").await.unwrap();
+        let start = Instant::now();
+        assert_eq!(server.read_u8().await.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        assert!((300..450).contains(&start.elapsed().as_millis()));
+
+        // The first byte of the next head starts the short time again; more bytes do not extend it.
+        let start = Instant::now();
+        let drip = tokio::spawn(async move {
+            for _ in 0..20 {
+                client.write_all(b"c").await.unwrap();
+                tokio::time::sleep(Duration::from_millis(30)).await;
+            }
+        });
+        while server.read_u8().await.is_ok() {}
+        assert!(start.elapsed() < Duration::from_millis(250));
+        drip.abort();
+    }
+
+    #[tokio::test]
+    async fn nothing_is_timed_while_a_request_is_answered() {
+        let (_client, server) = duplex(64);
+        let busy = Busy::default();
+        let mut server = ClientStream::new(server, busy.clone(), CLOCKS);
+        busy.begin();
+        assert!(tokio::time::timeout(Duration::from_millis(500), server.read_u8()).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn bytes_read_before_an_upgrade_come_first() {
+        let (mut client, server) = duplex(64);
+        client.write_all(b"cd").await.unwrap();
+        let mut server = ClientStream::new(server, Busy::default(), CLOCKS).upgraded(Bytes::from_static(b"ab"));
+        let mut bytes = [0; 4];
+        server.read_exact(&mut bytes).await.unwrap();
+        assert_eq!(&bytes, b"abcd");
+    }
+}

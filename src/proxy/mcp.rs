@@ -1,0 +1,325 @@
+//! What MCP clients reach: `POST /v1/mcp/{id}`, and `POST /v1/mcp` with the session in a header.
+//!
+//! HTTP on this side, [`crate::mcp`] on the other. Errors are JSON-RPC errors with the request's id, because
+//! clients show nothing else to their users; tool trouble is a result, because three errors in a row make
+//! OpenClaw pause the server.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::Response;
+use bytes::Bytes;
+use http::header::{
+    ACCEPT, ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
+    ACCESS_CONTROL_MAX_AGE, ACCESS_CONTROL_REQUEST_HEADERS, ALLOW, CACHE_CONTROL, CONTENT_TYPE, VARY,
+};
+use http::{HeaderMap, HeaderValue, Method, StatusCode};
+
+use crate::json;
+use crate::jsonrpc::{self, INVALID_REQUEST, Message, PARSE_ERROR, Params};
+use crate::mcp::{self, Answer, CallParams, Era, ToolView, Tools, dispatch};
+use crate::protocol::{Context, SESSION_HEADER, SESSION_HEADER_ALIAS, SessionId};
+use crate::proxy::bridge::{Call, CallRequest};
+use crate::proxy::config::{CancelOnDisconnect, Config};
+use crate::proxy::error::respond;
+use crate::proxy::gate::{self, Refusal};
+use crate::proxy::registry::Entry;
+use crate::proxy::{ProxyState, Request, body};
+
+/// Our own error codes are HTTP statuses: JSON-RPC reserves the negative ones, and clients misread some of them.
+const NOT_FOUND: i64 = 404;
+
+/// Every method on the MCP endpoint.
+pub async fn endpoint(State(state): State<Arc<ProxyState>>, request: Request) -> Response {
+    let (parts, request_body) = request.into_parts();
+    let origin = match state.gate.check(&parts.headers) {
+        Ok(origin) => origin,
+        Err(refusal) => return refused(refusal),
+    };
+    let mut response = match parts.method {
+        Method::POST => post(&state, parts.uri.path(), &parts.headers, request_body).await,
+        Method::OPTIONS if origin.is_some() => preflight(&parts.headers),
+        _ => method_not_allowed(),
+    };
+    // CORS for the pages that are allowed; nobody else is told anything.
+    if let Some(origin) = origin.and_then(|origin| HeaderValue::from_str(origin).ok()) {
+        response.headers_mut().insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+        response.headers_mut().insert(VARY, HeaderValue::from_static("Origin"));
+    }
+    response
+}
+
+fn refused(refusal: Refusal) -> Response {
+    let code = i64::from(refusal.status.as_u16());
+    respond(refusal.status, jsonrpc::error(None, code, &refusal.message, None))
+}
+
+fn method_not_allowed() -> Response {
+    let message = "Only POST is served here: there is no event stream to GET, and no MCP session to DELETE.".to_owned();
+    let mut response = refused(Refusal { status: StatusCode::METHOD_NOT_ALLOWED, message });
+    response.headers_mut().insert(ALLOW, HeaderValue::from_static("POST"));
+    response
+}
+
+fn preflight(request: &HeaderMap) -> Response {
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = StatusCode::NO_CONTENT;
+    let headers = response.headers_mut();
+    headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("POST"));
+    headers.insert(ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("600"));
+    if let Some(asked) = request.get(ACCESS_CONTROL_REQUEST_HEADERS) {
+        headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, asked.clone());
+    }
+    response
+}
+
+async fn post(state: &Arc<ProxyState>, path: &str, headers: &HeaderMap, request_body: Body) -> Response {
+    if let Err(denied) = state.openclaw_guard.check(headers) {
+        tracing::debug!(%denied, "MCP client refused");
+        return refused(Refusal { status: StatusCode::UNAUTHORIZED, message: denied.to_string() });
+    }
+    if let Err(refusal) = gate::check_json_body(headers) {
+        return refused(refusal);
+    }
+    let body = match body::read(headers, request_body, &state.config).await {
+        Ok(body) => body,
+        Err(refusal) => return refused(refusal),
+    };
+    let Ok(text) = std::str::from_utf8(&body) else {
+        return respond(
+            StatusCode::BAD_REQUEST,
+            jsonrpc::error(None, PARSE_ERROR, "The body is not valid UTF-8.", None),
+        );
+    };
+    let target = Target::find(state, path, headers);
+    if text.trim_start().starts_with('[') {
+        return batch(state, &target, headers, text).await;
+    }
+    match answer(state, &target, headers, text, accepts_stream(headers)).await {
+        None => accepted(),
+        Some(Answer::Json(status, body)) => respond(status, body),
+        Some(Answer::Stream(stream)) => {
+            let mut response = Response::new(Body::from_stream(stream.into_bytes()));
+            let headers = response.headers_mut();
+            headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+            headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+            // nginx would hold the events back.
+            headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+            response
+        }
+    }
+}
+
+/// 202, the answer to what is not a request.
+fn accepted() -> Response {
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = StatusCode::ACCEPTED;
+    response
+}
+
+fn accepts_stream(headers: &HeaderMap) -> bool {
+    let accept = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
+    accept.flat_map(|value| value.split(',')).any(|range| {
+        let media_type = range.split(';').next().unwrap_or_default().trim();
+        matches!(media_type, "*/*" | "text/*") || media_type.eq_ignore_ascii_case("text/event-stream")
+    })
+}
+
+/// JSON-RPC batches exist in 2025-03-26 alone, which is also what an unnamed version means.
+async fn batch(state: &Arc<ProxyState>, target: &Target, headers: &HeaderMap, text: &str) -> Response {
+    let bad = |code, message: &str| respond(StatusCode::BAD_REQUEST, jsonrpc::error(None, code, message, None));
+    let version = headers.get(mcp::headers::PROTOCOL_VERSION);
+    if version.is_some_and(|version| version != "2025-03-26") {
+        return bad(INVALID_REQUEST, "This protocol version has no batches: send one message a request.");
+    }
+    let mut messages = Vec::new();
+    if let Err(error) = json::elements(text, state.config.max_json_depth, |message| messages.push(message)) {
+        return bad(PARSE_ERROR, &format!("{error}."));
+    }
+    let limit = state.config.max_batch;
+    if messages.is_empty() || messages.len() > limit {
+        let message = format!("A batch of {} messages is not accepted; it must hold 1 to {limit}.", messages.len());
+        return bad(INVALID_REQUEST, &message);
+    }
+    let mut answers: Vec<u8> = Vec::new();
+    for message in messages {
+        if let Some(Answer::Json(_, answer)) = answer(state, target, headers, message, false).await {
+            answers.push(if answers.is_empty() { b'[' } else { b',' });
+            answers.extend_from_slice(&answer);
+        }
+    }
+    if answers.is_empty() {
+        return accepted();
+    }
+    answers.push(b']');
+    respond(StatusCode::OK, answers)
+}
+
+/// Answers one message; `None` if it wants no answer.
+async fn answer(
+    state: &Arc<ProxyState>,
+    target: &Target,
+    headers: &HeaderMap,
+    text: &str,
+    accepts_stream: bool,
+) -> Option<Answer<Call>> {
+    let message = match Message::parse(text, state.config.max_json_depth) {
+        Ok(message) => message,
+        Err(invalid) => {
+            let body = jsonrpc::error(invalid.id, invalid.code, &invalid.message, None);
+            return Some(Answer::Json(StatusCode::BAD_REQUEST, body));
+        }
+    };
+    match message {
+        Message::Response => None,
+        Message::Notification { method, params } => {
+            match target.session(true) {
+                Ok(Some(entry)) if method == "notifications/cancelled" => {
+                    if let Some(id) = params.request_id {
+                        entry.bridge.cancel(id, Instant::now());
+                    }
+                }
+                Ok(_) => {}
+                Err((status, code, message)) => {
+                    return Some(Answer::Json(status, jsonrpc::error(None, code, &message, None)));
+                }
+            }
+            None
+        }
+        Message::Request { id, method, params } => {
+            let request = mcp::Request { id, method: &method, params: &params, headers, accepts_stream };
+            let entry = match target.session(request.is_sessionless()) {
+                Ok(entry) => entry,
+                Err((status, code, message)) => return Some(request.error(status, code, &message)),
+            };
+            if state.is_draining() && method == "tools/call" {
+                let message = "The proxy is shutting down; retry in a few seconds.";
+                return Some(request.error(StatusCode::SERVICE_UNAVAILABLE, 503, message));
+            }
+            let tools = entry.map(|entry| SessionTools { entry, config: &state.config });
+            Some(dispatch(&request, tools.as_ref(), &state.answer_settings()).await)
+        }
+    }
+}
+
+/// Which session a request means.
+enum Target {
+    /// None is named.
+    None,
+    /// This one.
+    Session(Entry),
+    /// One that does not exist; `by_path` if the URL names it.
+    Unknown { by_path: bool, is_literal: bool },
+    /// Headers that contradict each other.
+    Conflict,
+}
+
+impl Target {
+    /// The path wins over the headers: a client's library may send the header on its own account.
+    fn find(state: &ProxyState, path: &str, headers: &HeaderMap) -> Target {
+        let now = Instant::now();
+        let get = |id: &str| SessionId::parse(id).and_then(|id| state.registry.get(id, now));
+        let in_path = path.strip_prefix("/v1/mcp").unwrap_or_default().trim_matches('/');
+        if !in_path.is_empty() {
+            let is_literal = in_path.contains("$%7B") || in_path.contains("${");
+            return get(in_path).map_or(Target::Unknown { by_path: true, is_literal }, Target::Session);
+        }
+        let mut named: Option<&str> = None;
+        for value in headers.get_all(SESSION_HEADER_ALIAS).iter().chain(headers.get_all(SESSION_HEADER)) {
+            // A value that is not ASCII names no session of ours.
+            for id in value.to_str().unwrap_or("?").split(',').map(str::trim).filter(|id| !id.is_empty()) {
+                if named.is_some_and(|named| named != id) {
+                    return Target::Conflict;
+                }
+                named = Some(id);
+            }
+        }
+        let Some(named) = named else { return Target::None };
+        let is_literal = named.contains("${");
+        get(named).map_or(Target::Unknown { by_path: false, is_literal }, Target::Session)
+    }
+
+    /// The session to serve. A `sessionless` message gets through whatever a header says.
+    fn session(&self, sessionless: bool) -> Result<Option<&Entry>, (StatusCode, i64, String)> {
+        match self {
+            Target::Session(entry) => Ok(Some(entry)),
+            Target::None => Ok(None),
+            Target::Unknown { by_path: false, .. } | Target::Conflict if sessionless => Ok(None),
+            Target::Unknown { is_literal: true, .. } => {
+                let message =
+                    "The session id is a literal ${…}: the client did not expand a variable of its configuration.";
+                Err((StatusCode::NOT_FOUND, NOT_FOUND, message.into()))
+            }
+            Target::Unknown { .. } => {
+                let message = "There is no such chat session: it was deleted, or it expired after its app went away.";
+                Err((StatusCode::NOT_FOUND, NOT_FOUND, message.into()))
+            }
+            Target::Conflict => {
+                let message = "The session headers name two different chat sessions; send one.";
+                Err((StatusCode::BAD_REQUEST, 400, message.into()))
+            }
+        }
+    }
+}
+
+/// A session's tools as the dispatcher sees them.
+struct SessionTools<'a> {
+    entry: &'a Entry,
+    config: &'a Config,
+}
+
+impl Tools for SessionTools<'_> {
+    type Call = Call;
+
+    fn server_info(&self) -> &str {
+        &self.entry.session.server_info
+    }
+
+    fn instructions(&self) -> Option<&str> {
+        self.entry.session.registration.instructions.as_deref()
+    }
+
+    fn list(&self, era: Era) -> &Bytes {
+        let tools = &self.entry.session.registration.tools;
+        match era {
+            Era::Legacy(_) => tools.legacy_list(),
+            Era::Modern(_) => tools.modern_list(),
+        }
+    }
+
+    fn tool(&self, name: &str) -> Option<ToolView<'_>> {
+        let tool = self.entry.session.registration.tools.get(name)?;
+        Some(ToolView { output: tool.output, param_headers: &tool.param_headers })
+    }
+
+    fn call(&self, call: CallParams<'_>) -> Result<Call, String> {
+        let Params { meta, client_info, input_responses, request_state, .. } = call.params;
+        let meta = meta.as_ref();
+        let request = CallRequest {
+            client_id: call.id,
+            tool: call.name,
+            arguments: call.arguments,
+            progress: call.progress,
+            context: Context {
+                client_info: meta.and_then(|meta| meta.client_info).or(*client_info),
+                protocol_version: call.era.version(),
+                meta: meta.map(|meta| meta.text),
+                client_capabilities: meta.and_then(|meta| meta.client_capabilities),
+                input_responses: *input_responses,
+                request_state: *request_state,
+            },
+            timeout: self.config.tool_timeout.0,
+            cancel_on_drop: match self.config.cancel_on_disconnect {
+                CancelOnDisconnect::All => true,
+                CancelOnDisconnect::Modern => matches!(call.era, Era::Modern(_)),
+            },
+        };
+        self.entry.bridge.call(request, Instant::now()).map_err(|error| error.to_string())
+    }
+
+    fn cancel(&self, id: &str) {
+        self.entry.bridge.cancel(id, Instant::now());
+    }
+}

@@ -1,0 +1,158 @@
+//! Which sessions there are. Lookups clone out of the map in the same statement; nothing is locked for longer.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use dashmap::DashMap;
+
+use crate::protocol::{Close, SessionId};
+use crate::proxy::bridge::{Bridge, BridgeLimits, CallError, Counters};
+use crate::proxy::session::{Registration, Session, ToolSet};
+
+/// How often expired sessions are swept out. An expired session is also gone when it is asked for.
+pub const SWEEP_INTERVAL: Duration = Duration::from_secs(15);
+
+/// The sessions of this process.
+#[derive(Debug)]
+pub struct Registry {
+    entries: DashMap<SessionId, Entry>,
+    count: AtomicUsize,
+    ttl: Duration,
+    max_sessions: usize,
+    limits: BridgeLimits,
+    counters: Arc<Counters>,
+}
+
+/// A session: what was registered, and its live half. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Entry {
+    /// What the app registered; replaced when its tools change.
+    pub session: Arc<Session>,
+    /// Its calls and its socket.
+    pub bridge: Arc<Bridge>,
+}
+
+/// There are as many sessions as allowed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Full {
+    /// The limit.
+    pub limit: usize,
+}
+
+impl Registry {
+    /// No sessions yet.
+    pub fn new(ttl: Duration, max_sessions: usize, limits: BridgeLimits) -> Self {
+        Registry {
+            entries: DashMap::new(),
+            count: AtomicUsize::new(0),
+            ttl,
+            max_sessions,
+            limits,
+            counters: Arc::default(),
+        }
+    }
+
+    /// What is only counted.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// How many sessions there are.
+    pub fn len(&self) -> usize {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Adds a session.
+    ///
+    /// # Errors
+    /// [`Full`] if there are too many.
+    pub fn create(&self, registration: Registration, now: Instant) -> Result<Entry, Full> {
+        let take = |count: usize| (count < self.max_sessions).then_some(count + 1);
+        let full = Full { limit: self.max_sessions };
+        if self.count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_err() {
+            // Expired sessions that the sweeper has not met yet must not keep a living app out.
+            self.sweep(now);
+            self.count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).map_err(|_| full)?;
+        }
+        let session = Session::new(registration);
+        let bridge = Bridge::new(
+            session.id,
+            session.registration.spelling,
+            session.registration.features,
+            self.limits,
+            Arc::clone(&self.counters),
+            now,
+        );
+        let entry = Entry { session: Arc::new(session), bridge: Arc::new(bridge) };
+        self.entries.insert(entry.session.id, entry.clone());
+        Ok(entry)
+    }
+
+    /// The session of this id, unless it has expired.
+    pub fn get(&self, id: SessionId, now: Instant) -> Option<Entry> {
+        let entry = self.entries.get(&id).map(|entry| Entry::clone(&entry))?;
+        if entry.bridge.expire(self.ttl, now) {
+            self.remove(id);
+            return None;
+        }
+        Some(entry)
+    }
+
+    /// Replaces a session's tools; false if there is no such session.
+    pub fn update_tools(&self, id: SessionId, tools: ToolSet, now: Instant) -> bool {
+        if self.get(id, now).is_none() {
+            return false;
+        }
+        let Some(mut entry) = self.entries.get_mut(&id) else { return false };
+        entry.session = Arc::new(entry.session.with_tools(tools));
+        entry.bridge.touch(now);
+        true
+    }
+
+    /// Ends a session and forgets it. True if there was one.
+    pub fn delete(&self, id: SessionId) -> bool {
+        let Some(entry) = self.remove(id) else { return false };
+        entry.bridge.end(CallError::Deleted, Close::Deleted);
+        true
+    }
+
+    /// When the session would expire if nothing happened; `None` while it is kept alive.
+    pub fn expires_at(&self, entry: &Entry) -> Option<Instant> {
+        entry.bridge.expires_at(self.ttl)
+    }
+
+    /// Forgets the sessions that have expired; how many those were.
+    pub fn sweep(&self, now: Instant) -> usize {
+        let mut expired = Vec::new();
+        for entry in &self.entries {
+            if entry.bridge.expire(self.ttl, now) {
+                expired.push(*entry.key());
+            }
+        }
+        expired.into_iter().filter(|id| self.remove(*id).is_some()).count()
+    }
+
+    /// Ends every session because the process stops: calls are answered, bridges closed with 1012.
+    pub fn shut_down(&self) {
+        for entry in &self.entries {
+            entry.bridge.end(CallError::ShuttingDown, Close::Restart);
+        }
+    }
+
+    /// How many calls are in flight in all.
+    pub fn calls_in_flight(&self) -> usize {
+        self.entries.iter().map(|entry| entry.bridge.calls_in_flight()).sum()
+    }
+
+    fn remove(&self, id: SessionId) -> Option<Entry> {
+        let (_, entry) = self.entries.remove(&id)?;
+        self.count.fetch_sub(1, Ordering::Relaxed);
+        Some(entry)
+    }
+}

@@ -1,0 +1,764 @@
+//! What an app registered: checked once, then immutable.
+//!
+//! A tool list is checked as a whole and rendered at once, in the two forms that clients of the two eras of MCP
+//! take, so that `tools/list` is a copy of bytes and one bad tool refuses the registration: real clients drop
+//! *all* tools of a server when a single one is malformed. Schemas are relayed byte for byte.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::collections::HashSet;
+
+use bytes::Bytes;
+use serde_json::Value;
+
+use crate::json::{self, Reader};
+use crate::mcp::Output;
+use crate::mcp::headers::ParamHeader;
+use crate::protocol::{Features, SessionId, Spelling};
+
+/// The longest tool name, in Unicode scalar values (MCP allows 128 characters).
+pub const MAX_TOOL_NAME_CHARS: usize = 128;
+
+/// The bounds that a registration must keep.
+#[derive(Debug, Clone, Copy)]
+pub struct ToolLimits {
+    /// The most tools of a session.
+    pub tools: usize,
+    /// The most bytes of one definition.
+    pub tool_bytes: usize,
+    /// The most bytes of all definitions together.
+    pub tools_bytes: usize,
+    /// The deepest nesting of the body.
+    pub json_depth: usize,
+}
+
+/// A registration's body, checked.
+#[derive(Debug)]
+pub struct Registration {
+    /// Known by `device_id`; required.
+    pub device_id: String,
+    /// Shown to MCP clients as the server's title.
+    pub device_name: Option<String>,
+    /// The app's version.
+    pub app_version: Option<String>,
+    /// Told to MCP clients when they connect.
+    pub instructions: Option<String>,
+    /// What the app opted in to.
+    pub features: Features,
+    /// How it spells its frames.
+    pub spelling: Spelling,
+    /// Its tools.
+    pub tools: ToolSet,
+}
+
+/// A session as it is known to all parts of the proxy: data only, replaced as a whole when its tools change.
+#[derive(Debug)]
+pub struct Session {
+    /// Its id.
+    pub id: SessionId,
+    /// What the app registered.
+    pub registration: Registration,
+    /// The server's identity as MCP clients see it, as JSON text.
+    pub server_info: String,
+}
+
+impl Session {
+    /// A session with a new id.
+    pub fn new(registration: Registration) -> Self {
+        let server_info = crate::mcp::server_info(registration.device_name.as_deref());
+        Session { id: SessionId::random(), registration, server_info }
+    }
+
+    /// The same session with other tools.
+    pub fn with_tools(&self, tools: ToolSet) -> Self {
+        let old = &self.registration;
+        Session {
+            id: self.id,
+            registration: Registration {
+                device_id: old.device_id.clone(),
+                device_name: old.device_name.clone(),
+                app_version: old.app_version.clone(),
+                instructions: old.instructions.clone(),
+                features: old.features,
+                spelling: old.spelling,
+                tools,
+            },
+            server_info: self.server_info.clone(),
+        }
+    }
+}
+
+/// A session's tools, and the lists that MCP clients get.
+#[derive(Debug)]
+pub struct ToolSet {
+    tools: HashMap<Box<str>, Tool>,
+    legacy_list: Bytes,
+    modern_list: Bytes,
+    /// What the app's developer should know, though nothing was refused.
+    pub warnings: Vec<String>,
+}
+
+/// What the proxy itself must know of a tool.
+#[derive(Debug)]
+pub struct Tool {
+    /// The root type of `output_schema`, if it has one: clients then demand `structuredContent`.
+    pub output: Output,
+    /// The arguments that 2026-07-28 clients copy into HTTP headers.
+    pub param_headers: Vec<ParamHeader>,
+}
+
+impl ToolSet {
+    /// Checks the text of a `tools` array and renders it.
+    ///
+    /// # Errors
+    /// A sentence that names the tool and the member.
+    pub fn parse(tools: &str, limits: &ToolLimits) -> Result<Self, String> {
+        let mut texts = Vec::new();
+        json::elements(tools, limits.json_depth, |text| texts.push(text))
+            .map_err(|error| format!("tools: {error}."))?;
+        if texts.len() > limits.tools {
+            return Err(format!("tools: {} tools are given; the limit is {}.", texts.len(), limits.tools));
+        }
+        let all_bytes: usize = texts.iter().map(|text| text.len()).sum();
+        if all_bytes > limits.tools_bytes {
+            return Err(format!("tools: the definitions take {all_bytes} bytes; the limit is {}.", limits.tools_bytes));
+        }
+        let mut set = ToolSet {
+            tools: HashMap::with_capacity(texts.len()),
+            legacy_list: Bytes::new(),
+            modern_list: Bytes::new(),
+            warnings: Vec::new(),
+        };
+        let mut legacy = b"[".to_vec();
+        let mut modern = b"[".to_vec();
+        let mut trimmed_names = HashSet::new();
+        for (index, text) in texts.into_iter().enumerate() {
+            let definition = Definition::read(index, text, limits)?;
+            let place = definition.place(index);
+            if !trimmed_names.insert(definition.name.trim().to_owned()) {
+                return Err(format!("{place}: the name is given twice."));
+            }
+            if !is_portable(&definition.name) {
+                let advice = "many clients accept only 1 to 64 of A-Z a-z 0-9 _ . - in a name";
+                set.warnings.push(format!("{place}: {advice}."));
+            }
+            let tool = definition.check(&place)?;
+            for (list, with_output) in [(&mut legacy, tool.output == Output::Object), (&mut modern, true)] {
+                if index > 0 {
+                    list.push(b',');
+                }
+                definition.render(list, with_output);
+            }
+            set.tools.insert(definition.name.into(), tool);
+        }
+        legacy.push(b']');
+        modern.push(b']');
+        set.modern_list = modern.into();
+        // Most often the two are the same, and then they share their bytes.
+        set.legacy_list = if legacy == set.modern_list { set.modern_list.clone() } else { legacy.into() };
+        Ok(set)
+    }
+
+    /// The `tools` array for clients up to 2025-11-25.
+    pub fn legacy_list(&self) -> &Bytes {
+        &self.legacy_list
+    }
+
+    /// The `tools` array for clients from 2026-07-28 on.
+    pub fn modern_list(&self) -> &Bytes {
+        &self.modern_list
+    }
+
+    /// The tool of this name.
+    pub fn get(&self, name: &str) -> Option<&Tool> {
+        self.tools.get(name)
+    }
+
+    /// How many tools there are.
+    pub fn len(&self) -> usize {
+        self.tools.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.tools.is_empty()
+    }
+}
+
+impl Registration {
+    /// Checks the body of `POST /v1/chat/sessions`.
+    ///
+    /// # Errors
+    /// A sentence that names the member, and the tool if it is about one.
+    pub fn parse(body: &str, limits: &ToolLimits) -> Result<Self, String> {
+        let mut members = Members::default();
+        read_members(body, limits.json_depth, |key, value| {
+            let slot = match key {
+                "device_id" | "deviceId" => {
+                    members.spelling = if key == "deviceId" { Spelling::Camel } else { Spelling::Snake };
+                    ("device_id", &mut members.device_id)
+                }
+                "device_name" | "deviceName" => ("device_name", &mut members.device_name),
+                "app_version" | "appVersion" => ("app_version", &mut members.app_version),
+                "chat_id" | "chatId" => ("chat_id", &mut members.chat_id),
+                "user_id" | "userId" => ("user_id", &mut members.user_id),
+                "instructions" => ("instructions", &mut members.instructions),
+                "tools" => ("tools", &mut members.tools),
+                "bridge_features" | "bridgeFeatures" => ("bridge_features", &mut members.bridge_features),
+                _ => return Ok(()),
+            };
+            set(slot, value)
+        })?;
+        let device_id = text("device_id", members.device_id)?.unwrap_or_default();
+        if device_id.is_empty() {
+            return Err("device_id: a non-empty string is required.".into());
+        }
+        // The app's own ids of its chat and user: nothing here acts on them, but they must be what they claim.
+        text("chat_id", members.chat_id)?;
+        text("user_id", members.user_id)?;
+        Ok(Registration {
+            device_id: device_id.into_owned(),
+            device_name: text("device_name", members.device_name)?.map(Cow::into_owned),
+            app_version: text("app_version", members.app_version)?.map(Cow::into_owned),
+            instructions: text("instructions", members.instructions)?.map(Cow::into_owned),
+            features: features(members.bridge_features)?,
+            spelling: members.spelling,
+            tools: ToolSet::parse(members.tools.unwrap_or("[]"), limits)?,
+        })
+    }
+}
+
+/// The text of the `tools` array in the body of `PUT …/tools`.
+///
+/// # Errors
+/// A sentence, if the body is not an object with such an array.
+pub fn tools_member(body: &str, json_depth: usize) -> Result<&str, String> {
+    let mut tools = None;
+    read_members(
+        body,
+        json_depth,
+        |key, value| if key == "tools" { set(("tools", &mut tools), value) } else { Ok(()) },
+    )?;
+    tools.ok_or_else(|| "tools: an array is required.".into())
+}
+
+#[derive(Default)]
+struct Members<'a> {
+    spelling: Spelling,
+    device_id: Option<&'a str>,
+    device_name: Option<&'a str>,
+    app_version: Option<&'a str>,
+    chat_id: Option<&'a str>,
+    user_id: Option<&'a str>,
+    instructions: Option<&'a str>,
+    tools: Option<&'a str>,
+    bridge_features: Option<&'a str>,
+}
+
+/// Walks an object; `null` members count as absent.
+fn read_members<'a>(
+    object: &'a str,
+    json_depth: usize,
+    mut each: impl FnMut(&str, &'a str) -> Result<(), String>,
+) -> Result<(), String> {
+    let fault = |error| format!("{error}.");
+    let mut reader = Reader::new(object, json_depth);
+    reader.begin_object().map_err(fault)?;
+    while let Some(key) = reader.next_key().map_err(fault)? {
+        let value = reader.value().map_err(fault)?;
+        if value != "null" {
+            each(&key, value)?;
+        }
+    }
+    reader.end().map_err(fault)
+}
+
+fn set<'a>((name, slot): (&str, &mut Option<&'a str>), value: &'a str) -> Result<(), String> {
+    match slot.replace(value) {
+        None => Ok(()),
+        Some(_) => Err(format!("{name}: the member is given twice.")),
+    }
+}
+
+fn text<'a>(name: &str, value: Option<&'a str>) -> Result<Option<Cow<'a, str>>, String> {
+    match value {
+        None => Ok(None),
+        Some(value) => json::as_string(value).map(Some).ok_or_else(|| format!("{name}: a string is required.")),
+    }
+}
+
+fn features(value: Option<&str>) -> Result<Features, String> {
+    let mut features = Features::default();
+    let Some(value) = value else { return Ok(features) };
+    let names: Vec<String> =
+        serde_json::from_str(value).map_err(|_| "bridge_features: an array of strings is required.".to_owned())?;
+    for name in names {
+        // A newer app may know features that this proxy does not; it sees from the frames which are in use.
+        features.enable(&name);
+    }
+    Ok(features)
+}
+
+/// One tool definition, its members still text.
+struct Definition<'a> {
+    name: String,
+    title: Option<&'a str>,
+    description: Option<&'a str>,
+    input_schema: Option<&'a str>,
+    output_schema: Option<&'a str>,
+    annotations: Option<&'a str>,
+    icons: Option<&'a str>,
+    meta: Option<&'a str>,
+}
+
+impl<'a> Definition<'a> {
+    fn read(index: usize, definition: &'a str, limits: &ToolLimits) -> Result<Self, String> {
+        let here = format!("tools[{index}]");
+        let mut name = None;
+        let mut path = None;
+        let mut read = Definition {
+            name: String::new(),
+            title: None,
+            description: None,
+            input_schema: None,
+            output_schema: None,
+            annotations: None,
+            icons: None,
+            meta: None,
+        };
+        if !json::is_object(definition) {
+            return Err(format!("{here}: an object is required."));
+        }
+        read_members(definition, limits.json_depth, |key, value| {
+            let slot = match key {
+                "name" => ("name", &mut name),
+                "path" => ("path", &mut path),
+                "title" => ("title", &mut read.title),
+                "description" => ("description", &mut read.description),
+                "input_schema" | "inputSchema" => ("input_schema", &mut read.input_schema),
+                "output_schema" | "outputSchema" => ("output_schema", &mut read.output_schema),
+                "annotations" => ("annotations", &mut read.annotations),
+                "icons" => ("icons", &mut read.icons),
+                "_meta" => ("_meta", &mut read.meta),
+                _ => return Ok(()),
+            };
+            set(slot, value)
+        })
+        .map_err(|error| format!("{here}: {error}"))?;
+        read.name = text("name", name)
+            .map_err(|error| format!("{here}: {error}"))?
+            .ok_or_else(|| format!("{here}: name: a string is required."))?
+            .into_owned();
+        let place = read.place(index);
+        check_name(&read.name).map_err(|error| format!("{place}: name: {error}"))?;
+        if definition.len() > limits.tool_bytes {
+            let size = definition.len();
+            return Err(format!("{place}: the definition takes {size} bytes; the limit is {}.", limits.tool_bytes));
+        }
+        for (member, value) in [("path", path), ("title", read.title), ("description", read.description)] {
+            text(member, value).map_err(|error| format!("{place}: {error}"))?;
+        }
+        Ok(read)
+    }
+
+    /// How messages name this tool. The name is shown escaped and cut, for it may hold anything.
+    fn place(&self, index: usize) -> String {
+        let shown: String = self.name.chars().take(64).flat_map(char::escape_debug).collect();
+        format!("tools[{index}] '{shown}'")
+    }
+
+    fn check(&self, place: &str) -> Result<Tool, String> {
+        let at = |error: String| format!("{place}: {error}");
+        let mut param_headers = Vec::new();
+        if let Some(schema) = self.input_schema {
+            check_root(schema).map_err(|error| at(format!("input_schema: {error}")))?;
+            param_headers = check_schema(schema).map_err(|error| at(format!("input_schema: {error}")))?;
+        }
+        let mut output = Output::Unspecified;
+        if let Some(schema) = self.output_schema {
+            if !json::is_object(schema) {
+                return Err(at("output_schema: an object is required.".into()));
+            }
+            check_schema(schema).map_err(|error| at(format!("output_schema: {error}")))?;
+            let is_object = json::member(schema, "type") == Some("\"object\"");
+            output = if is_object { Output::Object } else { Output::Any };
+            if is_object {
+                check_root(schema).map_err(|error| at(format!("output_schema: {error}")))?;
+            }
+        }
+        check_annotations(self.annotations).map_err(at)?;
+        check_icons(self.icons).map_err(at)?;
+        if self.meta.is_some_and(|meta| !json::is_object(meta)) {
+            return Err(at("_meta: an object is required.".into()));
+        }
+        Ok(Tool { output, param_headers })
+    }
+
+    /// Writes the tool as `tools/list` shows it, in MCP's spelling.
+    fn render(&self, out: &mut Vec<u8>, with_output: bool) {
+        let mut name = Vec::new();
+        json::push_string(&mut name, &self.name);
+        let mut member = |key: &str, value: Option<&[u8]>| {
+            if let Some(value) = value {
+                out.push(if key == "name" { b'{' } else { b',' });
+                json::push_string(out, key);
+                out.push(b':');
+                out.extend_from_slice(value);
+            }
+        };
+        member("name", Some(&name));
+        member("title", self.title.map(str::as_bytes));
+        // OpenClaw shows a placeholder for a tool without a description; its name says more.
+        member("description", Some(self.description.map_or(&name[..], str::as_bytes)));
+        member("inputSchema", Some(root_schema(self.input_schema).as_bytes()));
+        member("outputSchema", self.output_schema.filter(|_| with_output).map(str::as_bytes));
+        member("annotations", self.annotations.map(str::as_bytes));
+        member("icons", self.icons.map(str::as_bytes));
+        member("_meta", self.meta.map(str::as_bytes));
+        out.push(b'}');
+    }
+}
+
+/// A name that every known client takes unchanged.
+fn is_portable(name: &str) -> bool {
+    (1..=64).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"_.-".contains(&b))
+}
+
+fn check_name(name: &str) -> Result<(), String> {
+    if name.trim().is_empty() {
+        return Err("must not be empty.".into());
+    }
+    if name.chars().any(is_unprintable) {
+        return Err("control and invisible formatting characters are not allowed.".into());
+    }
+    let chars = name.chars().count();
+    if chars > MAX_TOOL_NAME_CHARS {
+        return Err(format!("is {chars} characters long; the limit is {MAX_TOOL_NAME_CHARS}."));
+    }
+    Ok(())
+}
+
+/// Characters that a person does not see, or that re-order what they see.
+fn is_unprintable(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}')
+}
+
+/// The schema as it is listed: the root type is made explicit, the rest is untouched.
+fn root_schema(schema: Option<&str>) -> Cow<'_, str> {
+    let Some(schema) = schema else { return Cow::Borrowed(r#"{"type":"object","properties":{}}"#) };
+    let inner = schema[1..schema.len() - 1].trim();
+    if inner.is_empty() {
+        Cow::Borrowed(r#"{"type":"object","properties":{}}"#)
+    } else if json::member(schema, "type").is_some() {
+        Cow::Borrowed(schema)
+    } else {
+        Cow::Owned(format!(r#"{{"type":"object",{}"#, &schema[1..]))
+    }
+}
+
+/// What the strictest clients check of a root schema: TypeScript's and Python's drop the whole list otherwise.
+fn check_root(schema: &str) -> Result<(), String> {
+    if !json::is_object(schema) {
+        return Err("an object is required.".into());
+    }
+    if let Some(kind) = json::member(schema, "type")
+        && kind != "\"object\""
+    {
+        return Err("the root 'type' must be \"object\".".into());
+    }
+    if let Some(properties) = json::member(schema, "properties") {
+        let mut wrong = None;
+        json::members(properties, |key, value| {
+            if !json::is_object(value) {
+                wrong.get_or_insert_with(|| key.to_owned());
+            }
+        })
+        .map_err(|_| "'properties' must be an object.".to_owned())?;
+        if let Some(key) = wrong {
+            return Err(format!("properties.{key} must be an object."));
+        }
+    }
+    if let Some(required) = json::member(schema, "required") {
+        let mut are_strings = true;
+        let is_array = json::elements(required, json::MAX_DEPTH, |name| are_strings &= json::is_string(name)).is_ok();
+        if !is_array || !are_strings {
+            return Err("'required' must be an array of strings.".into());
+        }
+    }
+    Ok(())
+}
+
+/// Walks a schema for what reaches beyond it: references to other documents, and `x-mcp-header`.
+fn check_schema(schema: &str) -> Result<Vec<ParamHeader>, String> {
+    let mut headers = Vec::new();
+    // Escapes could hide either word; without both and without escapes there is nothing to find.
+    if ["$ref", "$dynamicRef", "$recursiveRef", "x-mcp-header", "\\"].iter().any(|word| schema.contains(word)) {
+        let schema: Value = serde_json::from_str(schema).map_err(|error| format!("{error}."))?;
+        walk_schema(&schema, Some(&mut Vec::new()), &mut headers)?;
+    }
+    Ok(headers)
+}
+
+/// `path` is how the schema is reached from the root through `properties` alone; `None` if it is not.
+fn walk_schema(
+    schema: &Value,
+    mut path: Option<&mut Vec<String>>,
+    headers: &mut Vec<ParamHeader>,
+) -> Result<(), String> {
+    let object = match schema {
+        Value::Object(object) => object,
+        Value::Array(schemas) => {
+            for schema in schemas {
+                walk_schema(schema, None, headers)?;
+            }
+            return Ok(());
+        }
+        _ => return Ok(()),
+    };
+    for (key, value) in object {
+        match key.as_str() {
+            "$ref" | "$dynamicRef" | "$recursiveRef" => {
+                if value.as_str().is_some_and(|target| !target.starts_with('#')) {
+                    return Err(format!("{key}: only references within the schema ('#…') are allowed."));
+                }
+            }
+            "x-mcp-header" => headers.push(param_header(value, object, path.as_deref(), headers)?),
+            // Data, not schemas.
+            "const" | "enum" | "default" | "examples" => {}
+            "properties" => {
+                for (name, property) in value.as_object().into_iter().flatten() {
+                    match path.as_deref_mut() {
+                        Some(path) => {
+                            path.push(name.clone());
+                            walk_schema(property, Some(path), headers)?;
+                            path.pop();
+                        }
+                        None => walk_schema(property, None, headers)?,
+                    }
+                }
+            }
+            // Their keys are names, not keywords.
+            "patternProperties" | "$defs" | "definitions" | "dependentSchemas" => {
+                for schema in value.as_object().into_iter().flat_map(|map| map.values()) {
+                    walk_schema(schema, None, headers)?;
+                }
+            }
+            _ => walk_schema(value, None, headers)?,
+        }
+    }
+    Ok(())
+}
+
+fn param_header(
+    value: &Value,
+    property: &serde_json::Map<String, Value>,
+    path: Option<&Vec<String>>,
+    others: &[ParamHeader],
+) -> Result<ParamHeader, String> {
+    let invalid = |why: &str| Err(format!("x-mcp-header: {why}"));
+    let Some(path) = path.filter(|path| !path.is_empty()) else {
+        return invalid("is only allowed on properties that are reached through 'properties' alone.");
+    };
+    let is_token = |c: char| c.is_ascii_alphanumeric() || "!#$%&'*+-.^_`|~".contains(c);
+    let Some(name) = value.as_str().filter(|name| !name.is_empty() && name.chars().all(is_token)) else {
+        return invalid("must be a non-empty HTTP field name.");
+    };
+    if !matches!(property.get("type").and_then(Value::as_str), Some("string" | "integer" | "boolean")) {
+        return invalid("is only allowed on a property of type string, integer or boolean.");
+    }
+    let header = format!("mcp-param-{}", name.to_ascii_lowercase());
+    if others.iter().any(|other| other.header == header) {
+        return invalid("must be unique, whatever the case of its letters.");
+    }
+    Ok(ParamHeader { header, path: path.clone() })
+}
+
+fn check_annotations(annotations: Option<&str>) -> Result<(), String> {
+    let Some(annotations) = annotations else { return Ok(()) };
+    if !json::is_object(annotations) {
+        return Err("annotations: an object is required.".into());
+    }
+    let mut wrong = None;
+    let read = json::members(annotations, |key, value| {
+        let fits = match key {
+            "title" => json::is_string(value),
+            "readOnlyHint" | "destructiveHint" | "idempotentHint" | "openWorldHint" => {
+                matches!(value, "true" | "false")
+            }
+            _ => true,
+        };
+        if !fits {
+            wrong.get_or_insert_with(|| key.to_owned());
+        }
+    });
+    debug_assert!(read.is_ok(), "the body has been checked");
+    match wrong {
+        Some(key) if key == "title" => Err("annotations.title: a string is required.".into()),
+        Some(key) => Err(format!("annotations.{key}: true or false is required.")),
+        None => Ok(()),
+    }
+}
+
+fn check_icons(icons: Option<&str>) -> Result<(), String> {
+    let Some(icons) = icons else { return Ok(()) };
+    let mut have_sources = true;
+    let read = json::elements(icons, json::MAX_DEPTH, |icon| {
+        have_sources &= json::member(icon, "src").is_some_and(json::is_string);
+    });
+    if read.is_err() || !have_sources {
+        return Err("icons: an array of objects with a string 'src' is required.".into());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: ToolLimits = ToolLimits { tools: 3, tool_bytes: 400, tools_bytes: 700, json_depth: 16 };
+
+    fn tools(text: &str) -> Result<ToolSet, String> {
+        ToolSet::parse(text, &LIMITS)
+    }
+
+    fn refused(text: &str, says: &str) {
+        let error = tools(text).expect_err(text);
+        assert!(error.contains(says), "{text}: {error}");
+        assert!(error.ends_with('.'), "{error}");
+    }
+
+    #[test]
+    fn schemas_are_listed_byte_for_byte() {
+        let schema = r##"{"type":"object", "properties":{"b":{"$ref":"#/definitions/x"},"a":{"anyOf":[{"maximum":1234567890123456789}]}},"definitions":{"x":{"const":1E2}},"x-vendor":null}"##;
+        let set = tools(&format!(r#"[{{"name":"t","input_schema":{schema}}}]"#)).unwrap();
+        let expected = format!(r#"[{{"name":"t","description":"t","inputSchema":{schema}}}]"#);
+        assert_eq!(set.legacy_list(), expected.as_bytes());
+        assert_eq!(set.modern_list(), expected.as_bytes());
+    }
+
+    #[test]
+    fn missing_parts_of_a_schema_are_made_explicit() {
+        let listed = |member: &str| {
+            let set = tools(&format!(r#"[{{"name":"t"{member}}}]"#)).unwrap();
+            let list = String::from_utf8(set.legacy_list().to_vec()).unwrap();
+            json::member(list.trim_matches(['[', ']']), "inputSchema").unwrap().to_owned()
+        };
+        let empty = r#"{"type":"object","properties":{}}"#;
+        for member in ["", r#","input_schema":null"#, r#","input_schema":{ }"#] {
+            assert_eq!(listed(member), empty, "{member}");
+        }
+        assert_eq!(listed(r#","inputSchema":{"properties":{}}"#), r#"{"type":"object","properties":{}}"#);
+        assert_eq!(listed(r#","inputSchema":{ "title":"x" }"#), r#"{"type":"object", "title":"x" }"#);
+    }
+
+    #[test]
+    fn older_clients_are_not_shown_an_output_schema_they_cannot_take() {
+        let set =
+            tools(r#"[{"name":"t","output_schema":{"type":"array"}},{"name":"u","outputSchema":{"type":"object"}}]"#)
+                .unwrap();
+        let list = |bytes: &Bytes| String::from_utf8(bytes.to_vec()).unwrap();
+        assert_eq!(list(set.legacy_list()).matches("outputSchema").count(), 1);
+        assert_eq!(list(set.modern_list()).matches("outputSchema").count(), 2);
+        assert_eq!((set.get("t").unwrap().output, set.get("u").unwrap().output), (Output::Any, Output::Object));
+    }
+
+    #[test]
+    fn a_bad_tool_is_refused_with_its_name_and_member() {
+        refused("{}", "array");
+        refused("[1]", "tools[0]: an object");
+        refused(r#"[{"description":"x"}]"#, "tools[0]: name");
+        refused(r#"[{"name":"a"},{"name":" a "}]"#, "tools[1] ' a ': the name is given twice");
+        refused(r#"[{"name":""}]"#, "must not be empty");
+        refused(r#"[{"name":"  "}]"#, "must not be empty");
+        refused(r#"[{"name":"a\nb"}]"#, "control");
+        refused(r#"[{"name":"a\u202eb"}]"#, "invisible");
+        refused(r#"[{"name":"a","description":1}]"#, "'a': description: a string");
+        refused(r#"[{"name":"a","path":1}]"#, "path");
+        refused(r#"[{"name":"a","name":"b"}]"#, "given twice");
+        refused(r#"[{"name":"a","input_schema":[]}]"#, "input_schema: an object");
+        refused(r#"[{"name":"a","input_schema":{"type":"array"}}]"#, "root 'type'");
+        refused(r#"[{"name":"a","input_schema":{"type":["object","null"]}}]"#, "root 'type'");
+        refused(r#"[{"name":"a","input_schema":{"properties":{"p":true}}}]"#, "properties.p");
+        refused(r#"[{"name":"a","input_schema":{"required":"p"}}]"#, "'required'");
+        refused(r#"[{"name":"a","input_schema":{"properties":{"p":{"$ref":"http://x/y"}}}}]"#, "$ref");
+        refused(r#"[{"name":"a","input_schema":{"properties":{"p":{"\u0024ref":"file:x"}}}}]"#, "$ref");
+        refused(r#"[{"name":"a","output_schema":true}]"#, "output_schema");
+        refused(r#"[{"name":"a","annotations":{"readOnlyHint":"yes"}}]"#, "annotations.readOnlyHint");
+        refused(r#"[{"name":"a","icons":[{}]}]"#, "icons");
+        refused(r#"[{"name":"a","_meta":1}]"#, "_meta");
+    }
+
+    #[test]
+    fn limits_hold_on_both_sides() {
+        assert!(tools(r#"[{"name":"a"},{"name":"b"},{"name":"c"}]"#).is_ok());
+        refused(r#"[{"name":"a"},{"name":"b"},{"name":"c"},{"name":"d"}]"#, "4 tools are given; the limit is 3");
+        let tool = |name: &str, bytes: usize| {
+            let empty = format!(r#"{{"name":"{name}","description":""}}"#);
+            empty.replace("\"\"", &format!("\"{}\"", "x".repeat(bytes - empty.len())))
+        };
+        assert!(tools(&format!("[{}]", tool("a", 400))).is_ok());
+        refused(&format!("[{}]", tool("a", 401)), "takes 401 bytes; the limit is 400");
+        assert!(tools(&format!("[{},{}]", tool("a", 350), tool("b", 350))).is_ok());
+        refused(&format!("[{},{}]", tool("a", 350), tool("b", 351)), "take 701 bytes; the limit is 700");
+        let named = |chars: usize| format!(r#"[{{"name":"{}"}}]"#, "\u{e9}".repeat(chars));
+        assert!(tools(&named(128)).is_ok());
+        refused(&named(129), "129 characters long; the limit is 128");
+        let deep =
+            |n: usize| format!(r#"[{{"name":"a","input_schema":{{"default":{}{}}}}}]"#, "[".repeat(n), "]".repeat(n));
+        assert!(tools(&deep(13)).is_ok());
+        refused(&deep(14), "16 levels");
+    }
+
+    #[test]
+    fn unusual_names_are_taken_with_a_warning() {
+        let set = tools(r#"[{"name":"\u5de5\u5177"},{"name":"ok_1.a-b"}]"#).unwrap();
+        assert_eq!(set.warnings.len(), 1);
+        assert!(set.warnings[0].contains("tools[0]"));
+    }
+
+    #[test]
+    fn header_annotations_follow_the_six_constraints() {
+        let schema = |properties: &str| format!(r#"[{{"name":"a","input_schema":{{"properties":{properties}}}}}]"#);
+        let set = tools(&schema(r#"{"o":{"properties":{"r":{"type":"string","x-mcp-header":"Region"}}}}"#)).unwrap();
+        let expected = ParamHeader { header: "mcp-param-region".into(), path: vec!["o".into(), "r".into()] };
+        assert_eq!(set.get("a").unwrap().param_headers, [expected]);
+        for bad in [
+            r#"{"r":{"type":"string","x-mcp-header":""}}"#,
+            r#"{"r":{"type":"string","x-mcp-header":"a b"}}"#,
+            r#"{"r":{"type":"string","x-mcp-header":7}}"#,
+            r#"{"r":{"type":"number","x-mcp-header":"R"}}"#,
+            r#"{"r":{"x-mcp-header":"R"}}"#,
+            r#"{"r":{"items":{"type":"string","x-mcp-header":"R"}}}"#,
+            r#"{"r":{"anyOf":[{"type":"string","x-mcp-header":"R"}]}}"#,
+            r#"{"r":{"type":"string","x-mcp-header":"R"},"s":{"type":"string","x-mcp-header":"r"}}"#,
+        ] {
+            refused(&schema(bad), "x-mcp-header");
+        }
+        assert!(tools(&schema(r#"{"x-mcp-header":{"type":"string"},"e":{"enum":[{"x-mcp-header":1}]}}"#)).is_ok());
+    }
+
+    #[test]
+    fn a_registration_is_read_in_both_spellings() {
+        let parse = |body: &str| Registration::parse(body, &LIMITS);
+        let snake =
+            parse(r#"{"device_id":"d","device_name":"n","tools":null,"bridge_features":["cancel","new"],"x":1}"#)
+                .unwrap();
+        assert_eq!((snake.spelling, snake.features.cancel, snake.features.resume), (Spelling::Snake, true, false));
+        assert_eq!(snake.device_name.as_deref(), Some("n"));
+        let camel = parse(r#"{"deviceId":"d","appVersion":"1","tools":[{"name":"a","inputSchema":{}}]}"#).unwrap();
+        assert_eq!((camel.spelling, camel.tools.len(), camel.features.any()), (Spelling::Camel, 1, false));
+        for (body, says) in [
+            ("[]", "object"),
+            ("{}", "device_id"),
+            (r#"{"device_id":""}"#, "device_id"),
+            (r#"{"device_id":7}"#, "device_id"),
+            (r#"{"device_id":"a","deviceId":"b"}"#, "given twice"),
+            (r#"{"device_id":"a","chat_id":1}"#, "chat_id"),
+            (r#"{"device_id":"a","bridge_features":"cancel"}"#, "bridge_features"),
+            (r#"{"device_id":"a","tools":{}}"#, "tools"),
+        ] {
+            assert!(parse(body).unwrap_err().contains(says), "{body}");
+        }
+    }
+}
