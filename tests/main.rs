@@ -1,1 +1,21 @@
-//! The integration tests: a real server on port 0, real sockets, real clients.
+//! The integration tests: a real server on port 0, real sockets, real clients. One binary, so it links once.
+
+#![allow(missing_docs, unreachable_pub, clippy::unwrap_used, reason = "a test is read by people and fails loudly")]
+
+/// The server, an app and an MCP client, with verbs.
+mod support;
+
+/// Tokens and who gets in.
+mod auth;
+/// Bridges: results, losses, takeovers, liveness.
+mod bridge;
+/// When sessions end by themselves.
+mod expiry;
+/// Every bound on both sides.
+mod limits;
+/// The MCP endpoint.
+mod mcp;
+/// What apps do over HTTP.
+mod sessions;
+/// Stopping without losing anything.
+mod shutdown;

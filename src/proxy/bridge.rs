@@ -13,10 +13,10 @@ pub mod socket;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use futures_util::task::AtomicWaker;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::cancel::{Tombstones, same_id};
@@ -127,8 +127,6 @@ pub struct Bridge {
     limits: BridgeLimits,
     counters: Arc<Counters>,
     state: Mutex<State>,
-    /// Wakes the task that owns the socket.
-    pump: AtomicWaker,
 }
 
 #[derive(Debug)]
@@ -157,6 +155,8 @@ struct Attached {
     /// Newcomers that wait for a sign of life from this socket.
     probes: Vec<oneshot::Sender<()>>,
     probe_due: bool,
+    /// Wakes the task that owns the socket, while it has nothing to do.
+    waker: Option<Waker>,
 }
 
 /// A call in flight.
@@ -259,7 +259,6 @@ impl Bridge {
                 tombstones: Tombstones::default(),
                 ended: None,
             }),
-            pump: AtomicWaker::new(),
         }
     }
 
@@ -314,7 +313,6 @@ impl Bridge {
             state.calls.insert(number, pending);
             state.push(Outgoing::Invoke(number, frame));
         }
-        self.pump.wake();
         Ok(Call {
             bridge: Arc::clone(self),
             number,
@@ -345,8 +343,6 @@ impl Bridge {
             }
             (_, Some(_)) => {}
         }
-        drop(state);
-        self.pump.wake();
     }
 
     // ---- For the registry ----
@@ -388,8 +384,7 @@ impl Bridge {
         if let Some(attached) = &mut state.attached {
             attached.close = Some(close);
         }
-        drop(state);
-        self.pump.wake();
+        state.wake();
     }
 
     /// Since when a socket is connected, and its epoch.
@@ -416,29 +411,24 @@ impl Bridge {
             attached.probes.push(probe);
             attached.probe_due = true;
             let epoch = attached.epoch;
-            drop(state);
-            self.pump.wake();
+            state.wake();
             return Attempt::Occupied { epoch, sign_of_life };
         }
         state.epoch += 1;
         state.last_sign = now;
         let epoch = state.epoch;
-        state.attached = Some(Attached { epoch, since: now, close: None, probes: Vec::new(), probe_due: false });
+        state.attached =
+            Some(Attached { epoch, since: now, close: None, probes: Vec::new(), probe_due: false, waker: None });
         Attempt::Attached(epoch)
     }
 
-    /// The socket of `epoch` did not show that it is alive: it makes room.
-    pub fn evict(&self, epoch: u64, now: Instant) {
-        self.detach(epoch, now);
-        self.pump.wake();
-    }
-
-    /// The socket of `epoch` is gone. Its calls end; those that were not sent yet are told so.
+    /// The socket of `epoch` is gone, or must make room. Its calls end; those that were not sent yet are told so.
     pub fn detach(&self, epoch: u64, now: Instant) {
         let mut state = self.state();
         if state.attached.as_ref().is_none_or(|attached| attached.epoch != epoch) {
             return;
         }
+        state.wake();
         state.attached = None;
         state.last_sign = now;
         state.outbox.clear();
@@ -449,13 +439,8 @@ impl Bridge {
         }
     }
 
-    /// Registers the socket task to be woken by the next change.
-    pub fn register(&self, waker: &std::task::Waker) {
-        self.pump.register(waker);
-    }
-
-    /// What the socket of `epoch` is to do next.
-    pub fn next_frame(&self, epoch: u64, now: Instant) -> Next {
+    /// What the socket of `epoch` is to do next. When that is nothing, `waker` is woken by the next change.
+    pub fn next_frame(&self, epoch: u64, now: Instant, waker: &Waker) -> Next {
         let mut state = self.state();
         let Some(attached) = state.attached.as_mut().filter(|attached| attached.epoch == epoch) else {
             return Next::Close(Close::Replaced);
@@ -463,7 +448,6 @@ impl Bridge {
         if std::mem::take(&mut attached.probe_due) {
             return Next::Probe;
         }
-        let close = attached.close;
         while let Some(outgoing) = state.outbox.pop_front() {
             state.outbox_bytes -= outgoing.len();
             match outgoing {
@@ -478,7 +462,12 @@ impl Bridge {
                 }
             }
         }
-        close.map_or(Next::Idle, Next::Close)
+        state.close_or_wait(epoch, waker)
+    }
+
+    /// The same while the socket takes no frames: is it to be closed?
+    pub fn next_close(&self, epoch: u64, waker: &Waker) -> Next {
+        self.state().close_or_wait(epoch, waker)
     }
 
     /// Any frame of the socket of `epoch` is a sign of life.
@@ -543,8 +532,6 @@ impl Bridge {
         if state.outbox_bytes + frame.len() <= self.limits.queue_bytes {
             state.push(Outgoing::Other(frame));
         }
-        drop(state);
-        self.pump.wake();
     }
 
     fn outcome(&self, answer: Answer<'_>, message: &Bytes) -> Outcome {
@@ -597,6 +584,28 @@ impl State {
     fn push(&mut self, outgoing: Outgoing) {
         self.outbox_bytes += outgoing.len();
         self.outbox.push_back(outgoing);
+        self.wake();
+    }
+
+    /// Wakes the task of the connected socket.
+    fn wake(&mut self) {
+        if let Some(waker) = self.attached.as_mut().and_then(|attached| attached.waker.take()) {
+            waker.wake();
+        }
+    }
+
+    fn close_or_wait(&mut self, epoch: u64, waker: &Waker) -> Next {
+        let Some(attached) = self.attached.as_mut().filter(|attached| attached.epoch == epoch) else {
+            return Next::Close(Close::Replaced);
+        };
+        if let Some(close) = attached.close {
+            return Next::Close(close);
+        }
+        match &mut attached.waker {
+            Some(current) => current.clone_from(waker),
+            none => *none = Some(waker.clone()),
+        }
+        Next::Idle
     }
 
     /// Forgets the frames of calls that were not sent.
@@ -728,7 +737,6 @@ impl crate::mcp::Call for Call {
 impl Call {
     fn abandon(&self, reason: CancelReason, tell: bool) {
         self.bridge.state().abandon(&self.bridge, self.number, reason, tell, Instant::now());
-        self.bridge.pump.wake();
     }
 }
 

@@ -107,7 +107,7 @@ async fn attach(bridge: &Arc<Bridge>, probe: Duration) -> Result<Attachment, Clo
                 Ok(Ok(())) => return Err(Close::AlreadyConnected),
                 // It went by itself.
                 Ok(Err(_)) => {}
-                Err(_) => bridge.evict(epoch, Instant::now()),
+                Err(_) => bridge.detach(epoch, Instant::now()),
             },
         }
     }
@@ -173,7 +173,6 @@ where
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<End> {
-        self.bridge.register(cx.waker());
         while self.ping.poll_tick(cx).is_ready() {
             if self.last_frame.elapsed() > 2 * self.settings.ping {
                 return Poll::Ready(End::Close(Close::Silent));
@@ -221,7 +220,7 @@ where
                     break;
                 }
             }
-            let message = match self.bridge.next_frame(self.epoch, Instant::now()) {
+            let message = match self.bridge.next_frame(self.epoch, Instant::now(), cx.waker()) {
                 // The bytes come from a str and from escaped strings, so they are UTF-8.
                 Next::Send(frame) => Message::text(Bytes::from(frame)),
                 Next::Probe => Message::ping(""),
@@ -243,6 +242,9 @@ where
                 Poll::Pending => {}
             }
         }
+        if let Next::Close(close) = self.bridge.next_close(self.epoch, cx.waker()) {
+            return Poll::Ready(End::Close(close));
+        }
         let write_stall = self.settings.write_stall;
         let stall = self.stall.get_or_insert_with(|| Box::pin(tokio::time::sleep(write_stall)));
         stall.as_mut().poll(cx).map(|()| End::Close(Close::Stalled))
@@ -255,10 +257,8 @@ where
     fn receive(&mut self, message: Message) -> Option<Close> {
         let now = Instant::now();
         self.last_frame = now;
-        let received = if message.is_text() {
-            let payload: Bytes = message.into_payload().into();
-            // The codec has checked that a text message is UTF-8.
-            let text = std::str::from_utf8(&payload).unwrap_or_default();
+        let received = if let Some(text) = message.as_text() {
+            let payload: Bytes = message.clone().into_payload().into();
             match self.bridge.receive(self.epoch, &payload, text, now) {
                 Received::UpdateTools(tools) => {
                     match (self.update_tools)(tools) {

@@ -1,0 +1,168 @@
+//! When sessions end by themselves. Time is passed in, so nothing sleeps; one test runs the real sweeper.
+
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::{Duration, Instant};
+
+use openclaw_mcp_proxy::protocol::SessionId;
+use openclaw_mcp_proxy::proxy::bridge::{Attempt, BridgeLimits, CallRequest, Next};
+use openclaw_mcp_proxy::proxy::registry::{Entry, Full, Registry};
+use openclaw_mcp_proxy::proxy::session::{Registration, ToolLimits, ToolSet};
+
+use crate::support::{App, TestServer, until};
+
+const TTL: Duration = Duration::from_secs(300);
+const LIMITS: ToolLimits = ToolLimits { tools: 9, tool_bytes: 999, tools_bytes: 999, json_depth: 9 };
+
+fn registry(max_sessions: usize) -> Registry {
+    let limits = BridgeLimits { calls: 2, queue_bytes: 1000, result_bytes: 1000, json_depth: 9 };
+    Registry::new(TTL, max_sessions, limits)
+}
+
+fn create(registry: &Registry, now: Instant) -> Result<Entry, Full> {
+    let body = r#"{"device_id":"d","tools":[{"name":"t"}]}"#;
+    registry.create(Registration::parse(body, &LIMITS).unwrap(), now)
+}
+
+fn attach(entry: &Entry, now: Instant) -> u64 {
+    let Attempt::Attached(epoch) = entry.bridge.try_attach(now) else { panic!("not attached") };
+    epoch
+}
+
+fn request() -> CallRequest<'static> {
+    CallRequest {
+        client_id: "1",
+        tool: "t",
+        arguments: "{}",
+        progress: false,
+        context: Default::default(),
+        timeout: Duration::from_secs(120),
+        cancel_on_drop: true,
+    }
+}
+
+#[test]
+fn a_session_without_a_bridge_lives_for_its_ttl_after_registration() {
+    let start = Instant::now();
+    let registry = registry(9);
+    let id = create(&registry, start).unwrap().session.id;
+    assert_eq!(registry.sweep(start + TTL - Duration::from_millis(1)), 0);
+    assert!(registry.get(id, start + TTL - Duration::from_millis(1)).is_some());
+    assert_eq!(registry.sweep(start + TTL), 1);
+    assert!(registry.is_empty());
+}
+
+#[test]
+fn an_expired_session_is_gone_on_read_before_the_sweep() {
+    let start = Instant::now();
+    let registry = registry(9);
+    let id = create(&registry, start).unwrap().session.id;
+    assert!(registry.get(id, start + TTL).is_none());
+    assert!(registry.is_empty());
+    assert_eq!(registry.sweep(start + TTL), 0);
+}
+
+#[test]
+fn reading_is_no_sign_of_life_and_changing_tools_is() {
+    let start = Instant::now();
+    let registry = registry(9);
+    let id = create(&registry, start).unwrap().session.id;
+    for second in 0..299 {
+        assert!(registry.get(id, start + Duration::from_secs(second)).is_some());
+    }
+    let later = start + Duration::from_secs(299);
+    assert!(registry.update_tools(id, ToolSet::parse("[]", &LIMITS).unwrap(), later));
+    assert_eq!(registry.sweep(start + TTL), 0);
+    assert_eq!(registry.sweep(later + TTL), 1);
+}
+
+#[test]
+fn a_connected_bridge_keeps_the_session_and_the_clock_starts_when_it_goes() {
+    let start = Instant::now();
+    let registry = registry(9);
+    let entry = create(&registry, start).unwrap();
+    let epoch = attach(&entry, start);
+    let much_later = start + 10 * TTL;
+    assert_eq!(registry.sweep(much_later), 0);
+    assert_eq!(registry.expires_at(&entry), None);
+    entry.bridge.detach(epoch, much_later);
+    assert_eq!(registry.expires_at(&entry), Some(much_later + TTL));
+    assert_eq!(registry.sweep(much_later + TTL - Duration::from_millis(1)), 0);
+    assert_eq!(registry.sweep(much_later + TTL), 1);
+    assert!(matches!(entry.bridge.try_attach(much_later + TTL), Attempt::Ended));
+}
+
+#[test]
+fn a_frame_from_the_app_is_a_sign_of_life() {
+    let start = Instant::now();
+    let registry = registry(9);
+    let entry = create(&registry, start).unwrap();
+    let epoch = attach(&entry, start);
+    let later = start + Duration::from_secs(200);
+    entry.bridge.sign_of_life(epoch, later);
+    entry.bridge.sign_of_life(epoch + 1, later + TTL);
+    entry.bridge.detach(epoch, later);
+    assert_eq!(registry.expires_at(&entry), Some(later + TTL));
+}
+
+#[tokio::test]
+async fn a_call_in_flight_keeps_the_session() {
+    let start = Instant::now();
+    let registry = registry(9);
+    let entry = create(&registry, start).unwrap();
+    let epoch = attach(&entry, start);
+    let call = entry.bridge.call(request(), start).unwrap();
+    assert!(matches!(entry.bridge.next_frame(epoch, start, Waker::noop()), Next::Send(_)));
+    assert_eq!(entry.bridge.calls_in_flight(), 1);
+    assert!(!entry.bridge.expire(TTL, start + 2 * TTL));
+    drop(call);
+    assert_eq!(entry.bridge.calls_in_flight(), 0);
+    entry.bridge.detach(epoch, start);
+    assert_eq!(registry.sweep(start + TTL), 1);
+}
+
+#[test]
+fn sessions_are_bounded_and_expired_ones_make_room() {
+    let start = Instant::now();
+    let registry = registry(2);
+    let first = create(&registry, start).unwrap().session.id;
+    create(&registry, start).unwrap();
+    assert_eq!(create(&registry, start).unwrap_err(), Full { limit: 2 });
+    assert!(registry.delete(first));
+    create(&registry, start).unwrap();
+    assert_eq!(registry.len(), 2);
+    // Both have expired, though no sweep has run.
+    create(&registry, start + TTL).unwrap();
+    assert_eq!(registry.len(), 1);
+    assert!(!registry.delete(SessionId::random()));
+}
+
+#[test]
+fn of_many_threads_that_race_one_becomes_the_bridge() {
+    let registry = Arc::new(registry(9));
+    let now = Instant::now();
+    for _ in 0..100 {
+        let entry = create(&registry, now).unwrap();
+        let attached = std::thread::scope(|scope| {
+            let racers: Vec<_> =
+                (0..8).map(|_| scope.spawn(|| matches!(entry.bridge.try_attach(now), Attempt::Attached(_)))).collect();
+            racers.into_iter().map(|racer| racer.join().unwrap()).filter(|won| *won).count()
+        });
+        assert_eq!(attached, 1);
+        assert_eq!(entry.bridge.connection().1, 1);
+        registry.delete(entry.session.id);
+    }
+}
+
+#[tokio::test]
+async fn an_expired_session_is_unknown_to_everybody() {
+    let server = TestServer::start(&[("SESSION_TTL_SECONDS", "0.4")]).await;
+    let app = App::register(&server).await;
+    let bridge = app.connect().await;
+    tokio::time::sleep(Duration::from_millis(800)).await;
+    assert_eq!(app.client().rpc("1", "tools/list", "{}").await.status, 200);
+    drop(bridge);
+    until(async || app.client().rpc("1", "tools/list", "{}").await.status == 404).await;
+    assert_eq!(app.status().await.status, 404);
+    assert_eq!(app.dial().await.closed().await.0, 4404);
+}

@@ -1,0 +1,236 @@
+//! Each bound, on both of its sides. Those of a registration are tested beside the code, in `proxy/session.rs`;
+//! those of a result in `bridge.rs`; that of batches in `mcp.rs`.
+
+use std::time::Duration;
+
+use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::support::{App, TestServer, http, send, soon, timed, tools};
+
+#[tokio::test]
+async fn registrations_are_held_to_the_settings() {
+    let server = TestServer::start(&[
+        ("MAX_TOOLS", "2"),
+        ("MAX_TOOL_BYTES", "100"),
+        ("MAX_TOOLS_BYTES", "150"),
+        ("MAX_JSON_DEPTH", "8"),
+    ])
+    .await;
+    let status = async |tools: serde_json::Value| {
+        let body = json!({ "device_id": "d", "tools": tools });
+        send(http().post(format!("{}/v1/chat/sessions", server.base)).json(&body)).await.status
+    };
+    assert_eq!(status(tools(&["a", "b"])).await, 200);
+    assert_eq!(status(tools(&["a", "b", "c"])).await, 422);
+    let tool = |name: &str, bytes: usize| json!({ "name": name, "description": "x".repeat(bytes - 28 - name.len()) });
+    assert_eq!(tool("a", 100).to_string().len(), 100);
+    assert_eq!(status(json!([tool("a", 100)])).await, 200);
+    assert_eq!(status(json!([tool("a", 101)])).await, 422);
+    assert_eq!(status(json!([tool("a", 75), tool("b", 75)])).await, 200);
+    assert_eq!(status(json!([tool("a", 75), tool("b", 76)])).await, 422);
+    assert_eq!(status(json!([{ "name": "a", "_meta": { "k": [[[]]] } }])).await, 200);
+    assert_eq!(status(json!([{ "name": "a", "_meta": { "k": [[[[[]]]]] } }])).await, 400);
+}
+
+#[tokio::test]
+async fn bodies_are_bounded() {
+    let server =
+        TestServer::start(&[("MAX_BODY_BYTES", "20000"), ("MAX_TOOLS_BYTES", "20000"), ("MAX_TOOL_BYTES", "20000")])
+            .await;
+    let app = App::register(&server).await;
+    app.connect().await.echo();
+    let body = |bytes: usize| {
+        let empty = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"echo","arguments":{"x":""}}}"#;
+        empty.replace("\"\"", &format!("\"{}\"", "x".repeat(bytes - empty.len())))
+    };
+    assert_eq!(app.client().post(body(20_000)).await.status, 200);
+    let reply = app.client().post(body(20_001)).await;
+    assert_eq!((reply.status, &reply.json()["error"]["code"]), (413, &json!(413)));
+    assert!(reply.text.contains("20001 bytes") && reply.text.contains("the limit is 20000"), "{}", reply.text);
+    // A body without a length is counted as it comes.
+    let chunked = futures_util::stream::iter(
+        body(20_001).into_bytes().chunks(1000).map(|chunk| Ok::<_, std::io::Error>(chunk.to_vec())).collect::<Vec<_>>(),
+    );
+    let request = app.client().request("").body(reqwest::Body::wrap_stream(chunked));
+    assert_eq!(send(request).await.status, 413);
+    let registration = json!({ "device_id": "d", "x": "x".repeat(20_000) });
+    let reply = send(http().post(format!("{}/v1/chat/sessions", server.base)).json(&registration)).await;
+    assert_eq!(reply.status, 413);
+    assert!(reply.json()["detail"].is_string());
+}
+
+#[tokio::test]
+async fn calls_in_flight_are_bounded() {
+    let server = TestServer::start(&[("MAX_CALLS_PER_SESSION", "2")]).await;
+    let app = App::register(&server).await;
+    let mut bridge = app.connect().await;
+    let calls = [app.client().spawn_call("1", "slow", "{}"), app.client().spawn_call("2", "slow", "{}")];
+    let invoked = [bridge.invoked().await, bridge.invoked().await];
+    let busy = app.client().call("echo", "{}").await;
+    assert!(busy.is_tool_error());
+    assert_eq!(busy.tool_text(), "Too many calls in flight for this session (2). Retry in 1 s.");
+    bridge.answer(&invoked[0].0, r#""ok":true"#).await;
+    // A slot is free again.
+    let [first, second] = calls;
+    let third = {
+        soon(async {
+            tokio::select! { _ = first => {}, _ = second => {} }
+        })
+        .await;
+        app.client().spawn_call("3", "echo", "{}")
+    };
+    bridge.answer_next(r#""ok":true,"content":"in""#).await;
+    assert_eq!(third.await.unwrap().tool_text(), "in");
+}
+
+#[tokio::test]
+async fn sessions_are_bounded() {
+    let server = TestServer::start(&[("MAX_SESSIONS_PER_TENANT", "2")]).await;
+    let (first, _second) = (App::register(&server).await, App::register(&server).await);
+    let create = async || {
+        send(http().post(format!("{}/v1/chat/sessions", server.base)).json(&json!({ "device_id": "d" }))).await
+    };
+    let full = create().await;
+    assert_eq!((full.status, full.header("retry-after")), (429, Some("1")));
+    assert!(full.json()["detail"].as_str().unwrap().contains('2'));
+    first.delete().await;
+    assert_eq!(create().await.status, 200);
+}
+
+#[tokio::test]
+async fn arguments_may_nest_as_deep_as_allowed() {
+    let server = TestServer::start(&[]).await;
+    let app = App::register(&server).await;
+    app.connect().await.echo();
+    // Two of the 64 levels are the request's own.
+    let deep = |levels: usize| format!(r#"{{"x":{}{}}}"#, "[".repeat(levels - 1), "]".repeat(levels - 1));
+    assert!(!app.client().call("echo", &deep(61)).await.is_tool_error());
+    let reply = app.client().call("echo", &deep(63)).await;
+    assert_eq!((reply.status, &reply.json()["error"]["code"]), (400, &json!(-32600)));
+    assert!(reply.text.contains("64 levels"));
+}
+
+#[tokio::test]
+async fn headers_are_bounded_in_size_and_time() {
+    let server = TestServer::start(&[("MAX_HEADER_BYTES", "8192"), ("HEADER_TIMEOUT_SECONDS", "0.5")]).await;
+    let request = |bytes: usize| {
+        format!("GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nX: {}\r\n\r\n", "x".repeat(bytes))
+    };
+    assert!(server.raw(request(7000).as_bytes(), Duration::from_secs(5)).await.starts_with("HTTP/1.1 200"));
+    assert!(server.raw(request(9000).as_bytes(), Duration::from_secs(5)).await.starts_with("HTTP/1.1 431"));
+    for slow in [&b""[..], b"GET /health HTTP/1.1\r\nHost: loc"] {
+        let (answer, took) = timed(server.raw(slow, Duration::from_secs(10))).await;
+        assert_eq!(answer, "");
+        assert!((400..3000).contains(&took.as_millis()), "{took:?}");
+    }
+}
+
+#[tokio::test]
+async fn an_idle_connection_may_stay_longer_than_a_head_may_take() {
+    let server = TestServer::start(&[("HEADER_TIMEOUT_SECONDS", "0.3"), ("IDLE_SECONDS", "1.2")]).await;
+    let mut stream = TcpStream::connect(("127.0.0.1", server.port)).await.unwrap();
+    let mut get = async || {
+        stream.write_all(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
+        let mut answer = [0; 4096];
+        let read = soon(stream.read(&mut answer)).await.unwrap();
+        assert!(answer[..read].starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&answer[..read]));
+    };
+    get().await;
+    tokio::time::sleep(Duration::from_millis(700)).await;
+    get().await;
+    let (closed, took) = timed(async { soon(stream.read(&mut [0; 64])).await.unwrap() }).await;
+    assert_eq!(closed, 0);
+    assert!((1000..4000).contains(&took.as_millis()), "{took:?}");
+}
+
+#[tokio::test]
+async fn slow_bodies_end() {
+    let settings = [("BODY_IDLE_SECONDS", "0.3"), ("BODY_TIMEOUT_SECONDS", "0.8")];
+    let server = TestServer::start(&settings).await;
+    let app = App::register(&server).await;
+    let path = app.mcp_url.split_once("/v1").unwrap().1;
+    let head = format!(
+        "POST /v1{path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n"
+    );
+    // Nothing comes.
+    let (answer, took) = timed(server.raw(format!("{head}{{").as_bytes(), Duration::from_secs(10))).await;
+    assert!(answer.starts_with("HTTP/1.1 408"), "{answer}");
+    assert!((250..3000).contains(&took.as_millis()), "{took:?}");
+    // A byte comes now and then.
+    let mut stream = TcpStream::connect(("127.0.0.1", server.port)).await.unwrap();
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let (mut reader, mut writer) = stream.into_split();
+    let drip = tokio::spawn(async move {
+        while writer.write_all(b" ").await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    });
+    let (answer, took) = timed(async {
+        let mut answer = vec![0; 4096];
+        let read = soon(reader.read(&mut answer)).await.unwrap();
+        String::from_utf8_lossy(&answer[..read]).into_owned()
+    })
+    .await;
+    assert!(answer.starts_with("HTTP/1.1 408"), "{answer}");
+    assert!((700..4000).contains(&took.as_millis()), "{took:?}");
+    drip.abort();
+}
+
+#[tokio::test]
+async fn connections_are_bounded() {
+    let server = TestServer::start(&[("MAX_CONNECTIONS", "3")]).await;
+    let get = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+    let app = App::register(&server).await;
+    // A bridge is a connection, too.
+    let bridge = app.connect().await;
+    crate::support::until(async || server.raw(get, Duration::from_secs(5)).await.starts_with("HTTP/1.1 200")).await;
+    let mut held = Vec::new();
+    for _ in 0..2 {
+        held.push(TcpStream::connect(("127.0.0.1", server.port)).await.unwrap());
+    }
+    crate::support::until(async || {
+        let mut stream = TcpStream::connect(("127.0.0.1", server.port)).await.unwrap();
+        let _reset = stream.write_all(get).await;
+        let mut answer = Vec::new();
+        let _reset = soon(stream.read_to_end(&mut answer)).await;
+        answer.is_empty()
+    })
+    .await;
+    drop(bridge);
+    crate::support::until(async || server.raw(get, Duration::from_secs(5)).await.starts_with("HTTP/1.1 200")).await;
+}
+
+#[tokio::test]
+async fn idle_bridges_are_small() {
+    // 15 kB each is the promise for the release build; this also catches the 140 kB that default buffers cost.
+    const BRIDGES: usize = 400;
+    let rss = || {
+        let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+        statm.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
+    };
+    let server = TestServer::start(&[]).await;
+    let app = App::register(&server).await;
+    let mut sockets = vec![app.connect().await.socket];
+    let path = |app: &App| app.bridge_url.split_once("127.0.0.1").unwrap().1.split_once('/').unwrap().1.to_owned();
+    let before = rss();
+    let mut plain = Vec::new();
+    for _ in 0..BRIDGES {
+        // The client's end is a bare socket, so that what grows is the server's.
+        let app = App::register(&server).await;
+        let mut stream = TcpStream::connect(("127.0.0.1", server.port)).await.unwrap();
+        let handshake = format!(
+            "GET /{} HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n",
+            path(&app)
+        );
+        stream.write_all(handshake.as_bytes()).await.unwrap();
+        let mut answer = [0; 512];
+        let read = soon(stream.read(&mut answer)).await.unwrap();
+        assert!(answer[..read].starts_with(b"HTTP/1.1 101"));
+        plain.push(stream);
+    }
+    let each = rss().saturating_sub(before) / BRIDGES;
+    assert!(each < 40_000, "{each} bytes a session with its bridge");
+    sockets.clear();
+}
