@@ -38,7 +38,7 @@ async fn each_token_opens_its_own_side_only() {
             assert_eq!(ping.status, if is_client { 200 } else { 401 }, "{authorization:?}");
             if !is_client {
                 assert_eq!(ping.header("www-authenticate"), Some("Bearer"));
-                assert_eq!(ping.json()["error"]["code"], 401);
+                assert_eq!((&ping.json()["error"]["code"], &ping.json()["id"]), (&json!(401), &json!(1)));
             }
         }
         if !is_app {

@@ -9,6 +9,8 @@ mod support;
 mod auth;
 /// Bridges: results, losses, takeovers, liveness.
 mod bridge;
+/// The real MCP clients.
+mod clients;
 /// When sessions end by themselves.
 mod expiry;
 /// Every bound on both sides.

@@ -16,13 +16,15 @@ use http::header::{
     ACCESS_CONTROL_MAX_AGE, ACCESS_CONTROL_REQUEST_HEADERS, ALLOW, CACHE_CONTROL, CONTENT_TYPE, VARY,
 };
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
+use http_body::Body as _;
 
+use crate::auth::Denied;
 use crate::json;
 use crate::jsonrpc::{self, INVALID_REQUEST, Message, PARSE_ERROR, Params};
 use crate::mcp::{self, Answer, CallParams, Era, ToolView, Tools, dispatch};
 use crate::protocol::{Context, SESSION_HEADER, SESSION_HEADER_ALIAS, SessionId};
-use crate::proxy::bridge::{Call, CallRequest};
-use crate::proxy::config::{CancelOnDisconnect, Config};
+use crate::proxy::bridge::{Call, CallError, CallRequest};
+use crate::proxy::config::CancelOnDisconnect;
 use crate::proxy::error::respond;
 use crate::proxy::gate::{self, Refusal};
 use crate::proxy::registry::Entry;
@@ -78,7 +80,7 @@ fn preflight(request: &HeaderMap) -> Response {
 async fn post(state: &Arc<ProxyState>, path: &str, headers: &HeaderMap, request_body: Body) -> Response {
     if let Err(denied) = state.openclaw_guard.check(headers) {
         tracing::debug!(%denied, "MCP client refused");
-        return refused(Refusal { status: StatusCode::UNAUTHORIZED, message: denied.to_string() });
+        return unauthorized(state, headers, request_body, denied).await;
     }
     if let Err(refusal) = gate::check_json_body(headers) {
         return refused(refusal);
@@ -110,6 +112,23 @@ async fn post(state: &Arc<ProxyState>, path: &str, headers: &HeaderMap, request_
             response
         }
     }
+}
+
+/// Answers 401. Python's client shows the sentence to its user only if the error carries the request's id, so the body is
+/// read for it, as far as it is small.
+async fn unauthorized(state: &ProxyState, headers: &HeaderMap, request_body: Body, denied: Denied) -> Response {
+    const MAX_BYTES: usize = 16 * 1024;
+    let body = match request_body.size_hint().upper() {
+        Some(size) if size <= MAX_BYTES as u64 => body::read(headers, request_body, &state.config).await,
+        _ => Ok(Bytes::new()),
+    };
+    let body = body.unwrap_or_default();
+    let message = std::str::from_utf8(&body).ok().map(|text| Message::parse(text, state.config.max_json_depth));
+    let id = match &message {
+        Some(Ok(Message::Request { id, .. })) => Some(*id),
+        _ => None,
+    };
+    respond(StatusCode::UNAUTHORIZED, jsonrpc::error(id, 401, &denied.to_string(), None))
 }
 
 /// 202, the answer to what is not a request.
@@ -194,11 +213,7 @@ async fn answer(
                 Ok(entry) => entry,
                 Err((status, code, message)) => return Some(request.error(status, code, &message)),
             };
-            if state.is_draining() && method == "tools/call" {
-                let message = "The proxy is shutting down; retry in a few seconds.";
-                return Some(request.error(StatusCode::SERVICE_UNAVAILABLE, 503, message));
-            }
-            let tools = entry.map(|entry| SessionTools { entry, config: &state.config });
+            let tools = entry.map(|entry| SessionTools { entry, state });
             Some(dispatch(&request, tools.as_ref(), &state.answer_settings()).await)
         }
     }
@@ -267,7 +282,7 @@ impl Target {
 /// A session's tools as the dispatcher sees them.
 struct SessionTools<'a> {
     entry: &'a Entry,
-    config: &'a Config,
+    state: &'a ProxyState,
 }
 
 impl Tools for SessionTools<'_> {
@@ -295,6 +310,9 @@ impl Tools for SessionTools<'_> {
     }
 
     fn call(&self, call: CallParams<'_>) -> Result<Call, String> {
+        if self.state.is_draining() {
+            return Err(CallError::ShuttingDown.to_string());
+        }
         let Params { meta, client_info, input_responses, request_state, .. } = call.params;
         let meta = meta.as_ref();
         let request = CallRequest {
@@ -310,8 +328,8 @@ impl Tools for SessionTools<'_> {
                 input_responses: *input_responses,
                 request_state: *request_state,
             },
-            timeout: self.config.tool_timeout.0,
-            cancel_on_drop: match self.config.cancel_on_disconnect {
+            timeout: self.state.config.tool_timeout.0,
+            cancel_on_drop: match self.state.config.cancel_on_disconnect {
                 CancelOnDisconnect::All => true,
                 CancelOnDisconnect::Modern => matches!(call.era, Era::Modern(_)),
             },
