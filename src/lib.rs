@@ -26,7 +26,7 @@
 //! | [`proxy::bridge`] | a session's calls in flight: a state machine without a socket |
 //! | [`proxy::bridge::socket`] | the one task that owns a bridge's WebSocket |
 //! | [`proxy::connection`] | a client connection's clocks |
-//! | [`proxy::body`], [`proxy::error`] | reading bodies within bounds; the API's errors |
+//! | [`proxy::body`], [`proxy::error`], [`proxy::cors`] | reading bodies within bounds; errors; invited web pages |
 //! | [`demo`] | an app and a client that show the whole way |
 //!
 //! Imports point down: `bin → proxy, demo → mcp → jsonrpc, cancel, protocol, auth, process → json`.

@@ -8,6 +8,7 @@ pub mod body;
 pub mod bridge;
 pub mod config;
 pub mod connection;
+pub mod cors;
 pub mod error;
 pub mod gate;
 pub mod mcp;

@@ -88,7 +88,8 @@ async fn bind(config: &Config, any_port: bool) -> anyhow::Result<Server> {
         Err(error)
             if any_port && error.kind() == io::ErrorKind::AddrInUse && config.listen == Config::default().listen =>
         {
-            let free = Config { listen: (config.listen.ip(), 0).into(), ..config.clone() };
+            let mut free = config.clone();
+            free.listen.set_port(0);
             Server::bind(free).await.context("cannot listen on any port")
         }
         result => result.with_context(|| {

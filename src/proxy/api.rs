@@ -144,7 +144,6 @@ fn update_tools(state: &ProxyState, id: SessionId, tools: &str) -> Result<(usize
 ///
 /// A client that may not have it is upgraded all the same and then closed with a code that says why.
 pub async fn bridge(State(state): State<Arc<ProxyState>>, mut request: Request) -> Result {
-    state.gate.check(request.headers())?;
     let accept = websocket_accept(request.headers())?;
     let verdict = match state.app_guard.check_token(bridge_token(request.headers()).as_deref()) {
         Err(denied) => {
@@ -238,9 +237,8 @@ fn bridge_token(headers: &HeaderMap) -> Option<Vec<u8>> {
 }
 
 impl ProxyState {
-    /// The gate and the token of apps.
+    /// The token of apps.
     fn admit_app(&self, headers: &HeaderMap) -> Result<()> {
-        self.gate.check(headers)?;
         self.app_guard.check(headers).inspect_err(|denied: &Denied| tracing::debug!(%denied, "app refused"))?;
         Ok(())
     }

@@ -17,6 +17,9 @@ use crate::proxy::session::ToolLimits;
 /// The prefix of every setting.
 pub const PREFIX: &str = "OPENCLAW_PROXY_";
 
+/// Settings of the other programs of this package, which may stand in the same environment.
+const OTHER_PROGRAMS: [&str; 2] = ["OPENCLAW_PROXY_SERVER_URL", "OPENCLAW_PROXY_SESSION_ID"];
+
 /// The settings, checked.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(default)]
@@ -111,6 +114,10 @@ pub struct Config {
     pub max_header_bytes: usize,
     /// The most connections at once.
     pub max_connections: usize,
+
+    /// Variables with our prefix that are no setting: misspelt, most likely.
+    #[serde(skip)]
+    unknown: Vec<String>,
 }
 
 impl Default for Config {
@@ -156,6 +163,7 @@ impl Default for Config {
             max_bad_frames: 20,
             max_header_bytes: 32 * KIB,
             max_connections: 20_000,
+            unknown: Vec::new(),
         }
     }
 }
@@ -192,8 +200,9 @@ impl Config {
                 settings.insert(name, value);
             }
         }
+        let names: Vec<String> = settings.keys().cloned().collect();
         let read = |settings: Vec<_>| envy::prefixed(PREFIX).from_iter::<_, Config>(settings);
-        let config = match read(settings.clone().into_iter().collect()) {
+        let mut config = match read(settings.clone().into_iter().collect()) {
             Ok(config) => config,
             Err(error) => {
                 // envy does not always say which setting it stumbled over; the culprit also fails alone.
@@ -204,6 +213,9 @@ impl Config {
             }
         };
         config.check()?;
+        let is_setting = |name: &str| setting_names().contains(&name.to_ascii_lowercase().as_str());
+        config.unknown = names.into_iter().filter(|name| !is_setting(&name[PREFIX.len()..])).collect();
+        config.unknown.retain(|name| !OTHER_PROGRAMS.contains(&name.as_str()));
         Ok(config)
     }
 
@@ -227,6 +239,7 @@ impl Config {
                 warnings.push(format!("{name} is easy to guess: use at least 16 random characters."));
             }
         }
+        warnings.extend(self.unknown.iter().map(|name| format!("{name} is set, but there is no such setting.")));
         if !self.app_token.is_empty() && self.app_token.expose() == self.openclaw_token.expose() {
             warnings.push("Both tokens are the same: an MCP client could register tools.".into());
         }
@@ -311,6 +324,37 @@ impl Config {
         }
         Ok(())
     }
+}
+
+/// The names of all settings, without their prefix, in lower case.
+pub fn setting_names() -> &'static [&'static str] {
+    /// Learns the names that a struct asks its deserializer for.
+    struct Names<'a>(&'a mut &'static [&'static str]);
+    impl<'de> Deserializer<'de> for Names<'_> {
+        type Error = serde::de::value::Error;
+
+        fn deserialize_any<V: serde::de::Visitor<'de>>(self, _: V) -> Result<V::Value, Self::Error> {
+            Err(serde::de::Error::custom("only the names are wanted"))
+        }
+
+        fn deserialize_struct<V: serde::de::Visitor<'de>>(
+            self,
+            _: &'static str,
+            fields: &'static [&'static str],
+            visitor: V,
+        ) -> Result<V::Value, Self::Error> {
+            *self.0 = fields;
+            self.deserialize_any(visitor)
+        }
+
+        serde::forward_to_deserialize_any! {
+            bool i8 i16 i32 i64 u8 u16 u32 u64 f32 f64 char str string bytes byte_buf option unit unit_struct
+            newtype_struct seq tuple tuple_struct map enum identifier ignored_any
+        }
+    }
+    let mut names: &[&str] = &[];
+    let _names_only = Config::deserialize(Names(&mut names));
+    names
 }
 
 /// The pairs of a `.env` file; none if there is no file.
@@ -511,6 +555,27 @@ mod tests {
         let url = |text| config(&[("PUBLIC_URL", text)]).unwrap().public_url.unwrap();
         assert_eq!(url("https://Example.com:8443/mcp/").base, "https://Example.com:8443/mcp");
         assert_eq!(url("https://Example.com:8443/mcp/").host, "example.com");
+    }
+
+    #[test]
+    fn the_example_shows_every_setting_with_its_default() {
+        let example = include_str!("../../.env.example");
+        let lines = || example.lines().filter_map(|line| line.trim_start_matches("# ").split_once('='));
+        let shown: Vec<&str> = lines().map(|(name, _)| name).collect();
+        for name in setting_names() {
+            let name = format!("{PREFIX}{}", name.to_ascii_uppercase());
+            assert_eq!(shown.iter().filter(|shown| **shown == name).count(), 1, "{name} in .env.example");
+        }
+        let pairs = lines().filter(|(name, _)| name.starts_with(PREFIX) && !name.ends_with("_TOKEN"));
+        let config = Config::from_pairs(pairs.map(|(name, value)| (name.to_owned(), value.to_owned()))).unwrap();
+        assert_eq!(format!("{config:?}"), format!("{:?}", Config::default()));
+    }
+
+    #[test]
+    fn a_misspelt_setting_is_pointed_out() {
+        let warnings = config(&[("TOOL_TIMOUT_SECONDS", "9"), ("SERVER_URL", "http://x")]).unwrap().warnings();
+        assert_eq!(warnings.iter().filter(|warning| warning.contains("no such setting")).count(), 1);
+        assert!(warnings.iter().any(|warning| warning.contains("OPENCLAW_PROXY_TOOL_TIMOUT_SECONDS")));
     }
 
     #[test]

@@ -4,7 +4,6 @@
 use std::net::IpAddr;
 
 use http::header::{AUTHORIZATION, CONTENT_ENCODING, CONTENT_TYPE, HOST, HeaderName, ORIGIN};
-use http::uri::Authority;
 use http::{HeaderMap, StatusCode};
 
 use crate::proxy::config::Config;
@@ -54,12 +53,10 @@ impl Gate {
         let host = one(headers, &HOST)?;
         one(headers, &AUTHORIZATION)?;
         one(headers, &CONTENT_TYPE)?;
-        let Some(host) =
-            host.and_then(|host| host.parse::<Authority>().ok()).filter(|host| !host.as_str().contains('@'))
-        else {
+        let Some(host) = host.and_then(host_of) else {
             return refuse(StatusCode::BAD_REQUEST, "Exactly one valid Host header is required.");
         };
-        if self.checks_host && !self.is_known_host(host.host()) {
+        if self.checks_host && !self.is_known_host(host) {
             let message = "This Host is not served here; add it to OPENCLAW_PROXY_ALLOWED_HOSTS, or set OPENCLAW_PROXY_PUBLIC_URL.";
             return refuse(StatusCode::FORBIDDEN, message);
         }
@@ -82,9 +79,25 @@ impl Gate {
         let Some((scheme, authority)) = origin.split_once("://") else { return false };
         self.allows_loopback_origins
             && matches!(scheme, "http" | "https")
-            && !authority.contains('@')
-            && authority.parse::<Authority>().is_ok_and(|authority| is_loopback_name(authority.host()))
+            && host_of(authority).is_some_and(is_loopback_name)
     }
+}
+
+/// The host of `host[:port]`, an IPv6 address in its brackets. Stricter than a URL parser, which would take
+/// `[::1].evil` and `user@host`.
+fn host_of(authority: &str) -> Option<&str> {
+    let end = match authority.strip_prefix('[') {
+        Some(address) => address.find(']')? + 2,
+        None => authority.find(':').unwrap_or(authority.len()),
+    };
+    let (host, port) = authority.split_at(end);
+    let is_port = port.is_empty() || port.strip_prefix(':').is_some_and(|port| port.parse::<u16>().is_ok());
+    let is_host_char = |b: u8| b.is_ascii_alphanumeric() || b"-._~".contains(&b);
+    let is_host = match host.strip_prefix('[') {
+        Some(address) => address.trim_end_matches(']').parse::<std::net::Ipv6Addr>().is_ok(),
+        None => !host.is_empty() && host.bytes().all(is_host_char),
+    };
+    (is_port && is_host).then_some(host)
 }
 
 /// `127.x.y.z`, `[::1]` or `localhost`.
@@ -139,8 +152,7 @@ pub fn public_base(config: &Config, headers: &HeaderMap, peer: IpAddr) -> String
         values.next().is_none().then_some(value)
     };
     let scheme = forwarded("x-forwarded-proto").filter(|scheme| matches!(*scheme, "http" | "https")).unwrap_or("http");
-    let is_authority = |host: &&str| !host.contains('@') && host.parse::<Authority>().is_ok();
-    let host = forwarded("x-forwarded-host").filter(is_authority);
+    let host = forwarded("x-forwarded-host").filter(|host| host_of(host).is_some());
     let host = host.or_else(|| headers.get(HOST).and_then(|host| host.to_str().ok())).unwrap_or("localhost");
     format!("{scheme}://{host}")
 }

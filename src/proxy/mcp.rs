@@ -11,10 +11,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
 use bytes::Bytes;
-use http::header::{
-    ACCEPT, ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
-    ACCESS_CONTROL_MAX_AGE, ACCESS_CONTROL_REQUEST_HEADERS, ALLOW, CACHE_CONTROL, CONTENT_TYPE, VARY,
-};
+use http::header::{ACCEPT, ALLOW, CACHE_CONTROL, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use http_body::Body as _;
 
@@ -28,7 +25,7 @@ use crate::proxy::config::CancelOnDisconnect;
 use crate::proxy::error::respond;
 use crate::proxy::gate::{self, Refusal};
 use crate::proxy::registry::Entry;
-use crate::proxy::{ProxyState, Request, body};
+use crate::proxy::{ProxyState, Request, body, cors};
 
 /// Our own error codes are HTTP statuses: JSON-RPC reserves the negative ones, and clients misread some of them.
 const NOT_FOUND: i64 = 404;
@@ -42,13 +39,11 @@ pub async fn endpoint(State(state): State<Arc<ProxyState>>, request: Request) ->
     };
     let mut response = match parts.method {
         Method::POST => post(&state, parts.uri.path(), &parts.headers, request_body).await,
-        Method::OPTIONS if origin.is_some() => preflight(&parts.headers),
+        Method::OPTIONS if origin.is_some() => cors::preflight(&parts.headers, "POST"),
         _ => method_not_allowed(),
     };
-    // CORS for the pages that are allowed; nobody else is told anything.
-    if let Some(origin) = origin.and_then(|origin| HeaderValue::from_str(origin).ok()) {
-        response.headers_mut().insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
-        response.headers_mut().insert(VARY, HeaderValue::from_static("Origin"));
+    if let Some(origin) = origin {
+        cors::allow(&mut response, origin);
     }
     response
 }
@@ -62,18 +57,6 @@ fn method_not_allowed() -> Response {
     let message = "Only POST is served here: there is no event stream to GET, and no MCP session to DELETE.".to_owned();
     let mut response = refused(Refusal { status: StatusCode::METHOD_NOT_ALLOWED, message });
     response.headers_mut().insert(ALLOW, HeaderValue::from_static("POST"));
-    response
-}
-
-fn preflight(request: &HeaderMap) -> Response {
-    let mut response = Response::new(Body::empty());
-    *response.status_mut() = StatusCode::NO_CONTENT;
-    let headers = response.headers_mut();
-    headers.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("POST"));
-    headers.insert(ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("600"));
-    if let Some(asked) = request.get(ACCESS_CONTROL_REQUEST_HEADERS) {
-        headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, asked.clone());
-    }
     response
 }
 
@@ -114,8 +97,8 @@ async fn post(state: &Arc<ProxyState>, path: &str, headers: &HeaderMap, request_
     }
 }
 
-/// Answers 401. Python's client shows the sentence to its user only if the error carries the request's id, so the body is
-/// read for it, as far as it is small.
+/// Answers 401. Python's client shows the sentence to its user only if the error carries the request's id, so the
+/// body is read for it, as far as it is small.
 async fn unauthorized(state: &ProxyState, headers: &HeaderMap, request_body: Body, denied: Denied) -> Response {
     const MAX_BYTES: usize = 16 * 1024;
     let body = match request_body.size_hint().upper() {

@@ -3,35 +3,54 @@
 use std::sync::Arc;
 
 use axum::Router;
+use axum::extract::State;
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::Response;
 use axum::routing::{any, get, post, put};
-use http::StatusCode;
+use http::{Method, StatusCode};
 
 use crate::proxy::error::ApiError;
-use crate::proxy::{ProxyState, api, mcp};
+use crate::proxy::{ProxyState, Request, api, cors, mcp};
 
 /// The router of the public listener.
 pub fn router(state: Arc<ProxyState>) -> Router {
-    Router::new()
-        // Anybody: load balancers, containers, people.
-        .route("/health", get(health))
-        // Apps, with the app token.
+    // Apps, with the app token.
+    let apps = Router::new()
         .route("/v1/chat/sessions", post(api::create))
         .route("/v1/chat/sessions/{id}", get(api::show).delete(api::delete))
         .route("/v1/chat/sessions/{id}/tools", put(api::put_tools))
         .route("/v1/chat/sessions/{id}/bridge", get(api::bridge))
+        .method_not_allowed_fallback(async || {
+            ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "This path does not serve this method.")
+        })
+        .layer(from_fn_with_state(Arc::clone(&state), gate));
+    Router::new()
+        .merge(apps)
         // MCP clients, with the OpenClaw token. No redirects between the slash forms: they cost a round trip.
         .route("/v1/mcp", any(mcp::endpoint))
         .route("/v1/mcp/", any(mcp::endpoint))
         .route("/v1/mcp/{id}", any(mcp::endpoint))
         .route("/v1/mcp/{id}/", any(mcp::endpoint))
+        // Anybody: load balancers, containers, people.
+        .route("/health", get(health))
         .fallback(async || ApiError::new(StatusCode::NOT_FOUND, "There is nothing at this path."))
-        .method_not_allowed_fallback(async || {
-            ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "This path does not serve this method.")
-        })
         .with_state(state)
 }
 
 /// The seed's health check: plain `ok`.
 async fn health() -> &'static str {
     "ok"
+}
+
+/// What stands before all of the apps' routes; the MCP endpoint does the same in its own words.
+async fn gate(State(state): State<Arc<ProxyState>>, request: Request, next: Next) -> Result<Response, ApiError> {
+    let Some(origin) = state.gate.check(request.headers())?.map(str::to_owned) else {
+        return Ok(next.run(request).await);
+    };
+    let mut response = match *request.method() {
+        Method::OPTIONS => cors::preflight(request.headers(), "GET, POST, PUT, DELETE"),
+        _ => next.run(request).await,
+    };
+    cors::allow(&mut response, &origin);
+    Ok(response)
 }
