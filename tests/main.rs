@@ -11,12 +11,16 @@ mod auth;
 mod bridge;
 /// The real MCP clients.
 mod clients;
+/// What the README promises.
+mod docs;
 /// When sessions end by themselves.
 mod expiry;
 /// Every bound on both sides.
 mod limits;
 /// The MCP endpoint.
 mod mcp;
+/// The program: the demo, exit codes, signals, logs.
+mod program;
 /// What apps do over HTTP.
 mod sessions;
 /// Stopping without losing anything.

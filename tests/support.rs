@@ -150,7 +150,16 @@ impl App {
     }
 
     pub async fn register_as(server: &TestServer, registration: Value, token: &str) -> App {
-        let request = http().post(format!("{}/v1/chat/sessions", server.base)).bearer_auth(token).json(&registration);
+        App::register_at_as(&server.base, registration, token).await
+    }
+
+    /// Registers at a server that is a process of its own.
+    pub async fn register_at(base: &str, registration: Value) -> App {
+        App::register_at_as(base, registration, "").await
+    }
+
+    pub async fn register_at_as(base: &str, registration: Value, token: &str) -> App {
+        let request = http().post(format!("{base}/v1/chat/sessions")).bearer_auth(token).json(&registration);
         let reply = send(request).await;
         assert_eq!(reply.status, 200, "{}", reply.text);
         let registration = reply.json();

@@ -1,0 +1,200 @@
+//! The program itself: the demo, its exit codes, its signals.
+
+use std::process::{Output, Stdio};
+use std::time::Duration;
+
+use serde_json::json;
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, Command};
+
+use crate::support::{App, TestServer, soon, timed, tools};
+
+fn program(settings: &[(&str, &str)]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_openclaw-mcp-proxy"));
+    // A folder without a .env, and an environment without our settings.
+    command.current_dir(env!("CARGO_TARGET_TMPDIR")).env_clear().kill_on_drop(true);
+    for (name, value) in settings {
+        command.env(format!("OPENCLAW_PROXY_{name}"), value);
+    }
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+async fn output(mut command: Command) -> Output {
+    soon(command.output()).await.unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// Starts the program and waits until it says where it listens.
+async fn serving(settings: &[(&str, &str)]) -> (Child, String) {
+    let mut child = program(settings).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let url = loop {
+        let line = soon(lines.next_line()).await.unwrap().expect("the program says that it listens");
+        if let Some((_, rest)) = line.split_once("url=") {
+            break rest.split(' ').next().unwrap().to_owned();
+        }
+    };
+    // What it logs from now on is read, so that it never has to wait.
+    tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
+    (child, url)
+}
+
+#[tokio::test]
+async fn the_demo_prints_what_came_back_as_its_last_line() {
+    for tokens in [&[][..], &[("APP_TOKEN", "a-token"), ("OPENCLAW_TOKEN", "another")]] {
+        let mut demo = program(&[&[("LISTEN", "127.0.0.1:0")], tokens].concat());
+        demo.args(["demo", "--once"]);
+        let output = output(demo).await;
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let stdout = text(&output.stdout);
+        assert_eq!(stdout.lines().last(), Some(r#"{"echoed_text":"Hello from an app behind NAT"}"#), "{stdout}");
+        assert!(stdout.contains("http://127.0.0.1:") && stdout.contains("tools/list"));
+    }
+}
+
+#[tokio::test]
+async fn a_bad_setting_is_one_sentence_and_exit_code_78() {
+    for (settings, says) in [
+        (&[("MAX_TOOLS", "many")][..], "OPENCLAW_PROXY_MAX_TOOLS"),
+        (&[("LISTEN", "0.0.0.0:0")], "OPENCLAW_PROXY_APP_TOKEN is empty"),
+        (&[("LISTEN", "0.0.0.0:0"), ("APP_TOKEN", "canary-secret")], "OPENCLAW_PROXY_OPENCLAW_TOKEN is empty"),
+        (&[("LOG", "=nonsense=")], "OPENCLAW_PROXY_LOG"),
+        (&[("LISTEN", "192.0.2.1:9")], "cannot listen on 192.0.2.1:9"),
+    ] {
+        let settings: Vec<_> = settings
+            .iter()
+            .copied()
+            .chain([("ALLOW_OPEN", if says.contains("cannot") { "true" } else { "" })])
+            .collect();
+        let output = output(program(&settings)).await;
+        assert_eq!(output.status.code(), Some(78), "{says}");
+        let stderr = text(&output.stderr);
+        let last = stderr.lines().last().unwrap();
+        assert!(last.starts_with("openclaw-mcp-proxy: ") && last.contains(says), "{stderr}");
+        assert!(!stderr.contains("canary-secret") && !stderr.contains("panicked"), "{stderr}");
+    }
+}
+
+#[tokio::test]
+async fn settings_are_read_from_a_dot_env_file_beneath_the_environment() {
+    let dir = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("dot-env-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    std::fs::write(dir.join(".env"), "OPENCLAW_PROXY_LISTEN=127.0.0.1:0\nOPENCLAW_PROXY_MAX_TOOLS=many\n").unwrap();
+    let mut with_file = program(&[]);
+    with_file.current_dir(&dir);
+    assert!(text(&output(with_file).await.stderr).contains("OPENCLAW_PROXY_MAX_TOOLS"));
+    let mut overridden = program(&[("MAX_TOOLS", "5")]);
+    overridden.current_dir(&dir).args(["demo", "--once"]);
+    assert!(output(overridden).await.status.success());
+    std::fs::write(dir.join(".env"), "OPENCLAW_PROXY_APP_TOKEN canary\n").unwrap();
+    let mut broken = program(&[]);
+    broken.current_dir(&dir);
+    let stderr = text(&output(broken).await.stderr);
+    assert!(stderr.contains(".env has a line") && !stderr.contains("canary"), "{stderr}");
+    std::fs::remove_dir_all(dir).unwrap();
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn sigterm_stops_it_and_a_second_one_at_once() {
+    let (mut child, _) = serving(&[("LISTEN", "127.0.0.1:0")]).await;
+    signal(&child, "TERM").await;
+    assert!(soon(child.wait()).await.unwrap().success());
+
+    let (mut child, url) = serving(&[("LISTEN", "127.0.0.1:0")]).await;
+    let port = url.rsplit(':').next().unwrap().parse().unwrap();
+    let app = App::register_at(&url, json!({ "device_id": "d", "tools": tools(&["slow"]) })).await;
+    let mut bridge = app.connect().await;
+    let call = app.client().spawn_call("1", "slow", "{}");
+    bridge.invoked().await;
+    signal(&child, "TERM").await;
+    crate::support::until(async || tokio::net::TcpStream::connect(("127.0.0.1", port)).await.is_err()).await;
+    assert!(child.try_wait().unwrap().is_none(), "it waits for the call");
+    signal(&child, "TERM").await;
+    let (status, took) = timed(child.wait()).await;
+    assert_eq!(status.unwrap().code(), Some(130));
+    assert!(took < Duration::from_secs(2), "{took:?}");
+    call.abort();
+}
+
+#[cfg(unix)]
+async fn signal(child: &Child, name: &str) {
+    let pid = child.id().unwrap().to_string();
+    assert!(Command::new("kill").args([&format!("-{name}"), &pid]).status().await.unwrap().success());
+}
+
+#[tokio::test]
+async fn no_log_line_holds_a_token_an_argument_or_a_result() {
+    let settings =
+        [("LISTEN", "127.0.0.1:0"), ("LOG", "trace"), ("APP_TOKEN", "canary-app"), ("OPENCLAW_TOKEN", "canary-claw")];
+    for format in ["human", "json"] {
+        let mut child = program(&[&settings[..], &[("LOG_FORMAT", format)]].concat()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let mut url = String::new();
+        let log = tokio::spawn(async move {
+            let mut log = String::new();
+            while let Ok(Some(line)) = lines.next_line().await {
+                log.push_str(&line);
+                log.push('\n');
+            }
+            log
+        });
+        // The port is found from outside, for the log belongs to the task above.
+        let pid = child.id().unwrap();
+        crate::support::until(async || listening_port(pid).is_some()).await;
+        url.push_str(&format!("http://127.0.0.1:{}", listening_port(pid).unwrap()));
+        let registration = json!({ "device_id": "x\n2026 ERROR forged \u{1b}[2J", "tools": tools(&["echo"]) });
+        let app = App::register_at_as(&url, registration, "canary-app").await;
+        let mut bridge = app.connect().await;
+        let client = app.client().header("authorization", "Bearer canary-claw");
+        let call = client.spawn_call("1", "echo", r#"{"x":"canary-argument"}"#);
+        bridge.answer_next(r#""ok":true,"content":"canary-result""#).await;
+        assert!(call.await.unwrap().text.contains("canary-result"));
+        let wrong = client.clone().header("authorization", "Bearer canary-wrong");
+        wrong.rpc("1", "ping", r#"{"x":"canary-argument"}"#).await;
+        bridge.send_text(r#"{"type":"canary-frame"}"#).await;
+        drop(bridge);
+        app.wait_connected(false).await;
+        child.kill().await.unwrap();
+        let log = log.await.unwrap();
+        assert!(log.contains("session registered") && log.contains("bridge connected"), "{log}");
+        assert!(!log.contains("canary"), "{}", log.lines().find(|line| line.contains("canary")).unwrap_or_default());
+        assert!(!log.contains('\u{1b}') && !log.lines().any(|line| line.starts_with("2026 ERROR")), "{log}");
+    }
+}
+
+/// The port on which a process listens, from /proc.
+fn listening_port(pid: u32) -> Option<u16> {
+    let sockets: Vec<String> = std::fs::read_dir(format!("/proc/{pid}/fd"))
+        .ok()?
+        .filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok())
+        .filter_map(|link| link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']').map(str::to_owned))
+        .collect();
+    let table = std::fs::read_to_string(format!("/proc/{pid}/net/tcp")).ok()?;
+    table.lines().skip(1).find_map(|line| {
+        let columns: Vec<&str> = line.split_whitespace().collect();
+        let listens = columns[3] == "0A" && sockets.iter().any(|inode| inode == columns[9]);
+        listens.then(|| u16::from_str_radix(columns[1].split(':').nth(1)?, 16).ok()).flatten()
+    })
+}
+
+#[tokio::test]
+async fn the_demo_finds_a_port_if_the_default_one_is_taken() {
+    // Whoever has the default port, this test or another program, it is taken.
+    let _taken = tokio::net::TcpListener::bind("127.0.0.1:8000").await;
+    let mut demo = program(&[]);
+    demo.args(["demo", "--once"]);
+    let output = output(demo).await;
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(!text(&output.stdout).contains("127.0.0.1:8000/"));
+    let mut serve = program(&[]);
+    serve.arg("serve");
+    let refused = self::output(serve).await;
+    assert_eq!(refused.status.code(), Some(78));
+    assert!(text(&refused.stderr).contains("OPENCLAW_PROXY_LISTEN"));
+    drop(TestServer::start(&[]).await);
+}
