@@ -93,7 +93,6 @@ impl ProxyState {
         SocketSettings {
             ping: self.config.ping.0,
             probe: self.config.probe.0,
-            write_stall: self.config.write_stall.0,
             max_message_bytes: self.config.max_bridge_message_bytes,
             max_bad_frames: self.config.max_bad_frames,
         }
@@ -230,7 +229,11 @@ async fn serve(
     shutdown: CancellationToken,
 ) {
     let busy = Busy::default();
-    let clocks = Clocks { head: state.config.header_timeout.0, idle: state.config.idle.0 };
+    let clocks = Clocks {
+        head: state.config.header_timeout.0,
+        idle: state.config.idle.0,
+        write_stall: state.config.write_stall.0,
+    };
     let stream = ClientStream::new(stream, busy.clone(), clocks);
     let service = service_fn(move |mut request: http::Request<Incoming>| {
         busy.begin();

@@ -406,8 +406,8 @@ async fn an_app_that_does_not_read_is_closed_and_hurts_nobody() {
     assert_eq!(full.tool_text(), "Too much waits to be sent to this app (limit: 6000000 bytes). Retry in 1 s.");
     for call in calls {
         let reply = soon(call).await.unwrap();
-        let sent = reply.text.contains("Bridge disconnected before the tool answered.");
-        assert!(sent || reply.text.contains("Bridge is not connected."), "{}", reply.text);
+        let honest = ["Bridge disconnected before the tool answered.", "Bridge is not connected.", "Too much waits"];
+        assert!(honest.iter().any(|text| reply.text.contains(text)), "{}", reply.text);
     }
     app.wait_connected(false).await;
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-use openclaw_mcp_proxy::protocol::SessionId;
+use openclaw_mcp_proxy::protocol::{Close, SessionId};
 use openclaw_mcp_proxy::proxy::bridge::{Attempt, BridgeLimits, CallRequest, Next};
 use openclaw_mcp_proxy::proxy::registry::{Entry, Full, Registry};
 use openclaw_mcp_proxy::proxy::session::{Registration, ToolLimits, ToolSet};
@@ -89,7 +89,7 @@ fn a_connected_bridge_keeps_the_session_and_the_clock_starts_when_it_goes() {
     assert_eq!(registry.expires_at(&entry), Some(much_later + TTL));
     assert_eq!(registry.sweep(much_later + TTL - Duration::from_millis(1)), 0);
     assert_eq!(registry.sweep(much_later + TTL), 1);
-    assert!(matches!(entry.bridge.try_attach(much_later + TTL), Attempt::Ended));
+    assert!(matches!(entry.bridge.try_attach(much_later + TTL), Attempt::Ended(Close::UnknownSession)));
 }
 
 #[test]
@@ -119,6 +119,21 @@ async fn a_call_in_flight_keeps_the_session() {
     assert_eq!(entry.bridge.calls_in_flight(), 0);
     entry.bridge.detach(epoch, start);
     assert_eq!(registry.sweep(start + TTL), 1);
+}
+
+#[tokio::test]
+async fn an_overdue_call_is_ended_though_nobody_waits_for_it() {
+    let start = Instant::now();
+    let registry = registry(9);
+    let entry = create(&registry, start).unwrap();
+    let epoch = attach(&entry, start);
+    let _never_polled = entry.bridge.call(request(), start).unwrap();
+    assert!(matches!(entry.bridge.next_frame(epoch, start, Waker::noop()), Next::Send(_)));
+    let deadline = start + Duration::from_secs(120);
+    registry.sweep(deadline + Duration::from_secs(5));
+    assert_eq!(entry.bridge.calls_in_flight(), 1);
+    registry.sweep(deadline + Duration::from_secs(6));
+    assert_eq!(entry.bridge.calls_in_flight(), 0);
 }
 
 #[test]

@@ -179,6 +179,28 @@ async fn slow_bodies_end() {
 }
 
 #[tokio::test]
+async fn a_client_that_takes_nothing_of_its_answer_is_dropped() {
+    let server = TestServer::start(&[("WRITE_STALL_SECONDS", "0.5")]).await;
+    let app = App::register(&server).await;
+    let mut bridge = app.connect().await;
+    let path = app.mcp_url.split_once("/v1").unwrap().1;
+    let body = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"echo"}}"#;
+    let request = format!(
+        "POST /v1{path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(4096).unwrap();
+    let mut stream = socket.connect(([127, 0, 0, 1], server.port).into()).await.unwrap();
+    stream.write_all(request.as_bytes()).await.unwrap();
+    bridge.answer_next(&format!(r#""ok":true,"content":"{}""#, "x".repeat(9_000_000))).await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let mut answer = Vec::new();
+    let _reset = soon(stream.read_to_end(&mut answer)).await;
+    assert!(answer.starts_with(b"HTTP/1.1 200") && answer.len() < 9_000_000, "{} bytes came", answer.len());
+}
+
+#[tokio::test]
 async fn connections_are_bounded() {
     let server = TestServer::start(&[("MAX_CONNECTIONS", "3")]).await;
     let get = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";

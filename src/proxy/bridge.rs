@@ -27,6 +27,8 @@ use crate::protocol::{
 
 /// How many progress reports wait for a slow client; further ones are dropped, for only the last one matters.
 const PROGRESS_QUEUE: usize = 16;
+/// How long after its deadline a call may still stand in the books.
+const OVERDUE: Duration = Duration::from_secs(5);
 
 /// The bounds of one session's bridge.
 #[derive(Debug, Clone, Copy)]
@@ -142,8 +144,8 @@ struct State {
     /// When the app last showed itself.
     last_sign: Instant,
     tombstones: Tombstones,
-    /// Set when the session ends: nothing attaches and nothing is called from then on.
-    ended: Option<CallError>,
+    /// Set when the session ends: from then on calls fail with the one, and sockets are closed with the other.
+    ended: Option<(CallError, Close)>,
 }
 
 /// A connected socket.
@@ -166,6 +168,7 @@ struct Pending {
     reply: oneshot::Sender<Outcome>,
     progress: Option<ProgressPipe>,
     deadline: Instant,
+    timeout: Duration,
     /// The frame was handed to the socket: the app may have it.
     sent: bool,
 }
@@ -204,8 +207,8 @@ pub enum Attempt {
         /// Resolves to `Ok` if it is alive, to `Err` if it goes.
         sign_of_life: oneshot::Receiver<()>,
     },
-    /// The session has ended.
-    Ended,
+    /// The session has ended; how to close the socket.
+    Ended(Close),
 }
 
 /// What the socket task is to do next.
@@ -303,7 +306,8 @@ impl Bridge {
             (None, None)
         };
         let deadline = now + request.timeout;
-        let pending = Pending { client_id: request.client_id.into(), reply, progress, deadline, sent: false };
+        let timeout = request.timeout;
+        let pending = Pending { client_id: request.client_id.into(), reply, progress, deadline, timeout, sent: false };
         {
             let mut state = self.state();
             state.admission(self)?;
@@ -319,7 +323,7 @@ impl Bridge {
             reply: receiver,
             reports,
             deadline,
-            timeout: request.timeout,
+            timeout,
             cancel_on_drop: request.cancel_on_drop,
             ended: false,
         })
@@ -353,9 +357,23 @@ impl Bridge {
         let mut state = self.state();
         let alive = state.attached.is_some() || !state.calls.is_empty() || now.duration_since(state.last_sign) < ttl;
         if !alive {
-            state.ended = Some(CallError::Deleted);
+            state.ended = Some((CallError::Deleted, Close::UnknownSession));
         }
         !alive
+    }
+
+    /// Ends the calls whose time has been over for [`OVERDUE`]. A caller ends its call itself, unless its client
+    /// takes nothing, so that the caller never gets to run.
+    pub fn end_overdue(&self, now: Instant) {
+        let mut state = self.state();
+        let is_overdue = |call: &Pending| now.saturating_duration_since(call.deadline) > OVERDUE;
+        let overdue: Vec<u64> = state.calls.iter().filter(|(_, call)| is_overdue(call)).map(|(n, _)| *n).collect();
+        for number in overdue {
+            if let Some(call) = state.abandon(self, number, CancelReason::Timeout, true, now) {
+                let timeout = call.timeout;
+                call.finish(Err(CallError::Timeout(timeout)));
+            }
+        }
     }
 
     /// When the session would end if nothing happened; `None` while it is kept alive.
@@ -372,7 +390,8 @@ impl Bridge {
     /// Ends the session: its calls fail with `error`, its socket is closed.
     pub fn end(&self, error: CallError, close: Close) {
         let mut state = self.state();
-        state.ended = Some(error.clone());
+        let to_newcomers = if close == Close::Deleted { Close::UnknownSession } else { close };
+        state.ended = Some((error.clone(), to_newcomers));
         state.drop_unsent();
         while let Some((number, call)) = state.calls.pop_first() {
             if self.features.cancel && call.sent && close == Close::Deleted {
@@ -403,8 +422,8 @@ impl Bridge {
     /// A socket asks to be the session's bridge.
     pub fn try_attach(&self, now: Instant) -> Attempt {
         let mut state = self.state();
-        if state.ended.is_some() {
-            return Attempt::Ended;
+        if let Some((_, close)) = state.ended {
+            return Attempt::Ended(close);
         }
         if let Some(attached) = &mut state.attached {
             let (probe, sign_of_life) = oneshot::channel();
@@ -559,7 +578,7 @@ impl Bridge {
 
 impl State {
     fn admission(&self, bridge: &Bridge) -> Result<(), CallError> {
-        if let Some(error) = &self.ended {
+        if let Some((error, _)) = &self.ended {
             return Err(error.clone());
         }
         if self.attached.as_ref().is_none_or(|attached| attached.close.is_some()) {

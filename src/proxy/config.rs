@@ -65,7 +65,7 @@ pub struct Config {
     /// How long a connected bridge may take to show that it is alive when a second one comes.
     #[serde(rename = "probe_seconds")]
     pub probe: Seconds,
-    /// How long an app may leave what is sent to it unread.
+    /// How long an app or a client may take nothing of what is sent to it.
     #[serde(rename = "write_stall_seconds")]
     pub write_stall: Seconds,
     /// How long a request's headers may take.

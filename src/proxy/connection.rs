@@ -43,9 +43,11 @@ pub struct Clocks {
     pub head: Duration,
     /// Between two requests.
     pub idle: Duration,
+    /// Without the client taking anything of what is written to it.
+    pub write_stall: Duration,
 }
 
-/// A stream whose reads fail once its client has been too slow.
+/// A stream whose reads and writes fail once its client has been too slow.
 #[derive(Debug)]
 pub struct ClientStream<S> {
     inner: S,
@@ -56,6 +58,8 @@ pub struct ClientStream<S> {
     last_activity: Instant,
     /// Re-armed only when it fires, so that it costs nothing per request.
     timer: Option<Pin<Box<Sleep>>>,
+    /// Runs while the client takes nothing.
+    stall: Option<Pin<Box<Sleep>>>,
     /// Bytes that were read already, to be read again.
     rewound: Bytes,
 }
@@ -71,11 +75,12 @@ impl<S> ClientStream<S> {
             head_since: Some(now),
             last_activity: now,
             timer: None,
+            stall: None,
             rewound: Bytes::new(),
         }
     }
 
-    /// Makes the stream a plain one after an upgrade: no clocks, and `read` comes first.
+    /// After an upgrade there are no requests to time, and `read` comes first. Writes are still timed.
     pub fn upgraded(mut self, read: Bytes) -> Self {
         self.busy.begin();
         self.timer = None;
@@ -138,8 +143,8 @@ impl<S: AsyncRead + Unpin> AsyncRead for ClientStream<S> {
 
 impl<S: AsyncWrite + Unpin> AsyncWrite for ClientStream<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        self.answered();
-        Pin::new(&mut self.inner).poll_write(cx, bytes)
+        let written = Pin::new(&mut self.inner).poll_write(cx, bytes);
+        self.wrote(cx, written)
     }
 
     fn poll_write_vectored(
@@ -147,8 +152,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for ClientStream<S> {
         cx: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.answered();
-        Pin::new(&mut self.inner).poll_write_vectored(cx, slices)
+        let written = Pin::new(&mut self.inner).poll_write_vectored(cx, slices);
+        self.wrote(cx, written)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -169,10 +174,18 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for ClientStream<S> {
 }
 
 impl<S> ClientStream<S> {
-    /// Something is written: the head before it is over, and the connection is not idle.
-    fn answered(&mut self) {
-        self.head_since = None;
-        self.last_activity = Instant::now();
+    /// Minds the clocks after a write: the head before it is over, and the connection is not idle.
+    fn wrote(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        if written.is_ready() {
+            self.head_since = None;
+            self.last_activity = Instant::now();
+            self.stall = None;
+            return written;
+        }
+        let write_stall = self.clocks.write_stall;
+        let stall = self.stall.get_or_insert_with(|| Box::pin(tokio::time::sleep(write_stall)));
+        ready!(stall.as_mut().poll(cx));
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client takes nothing")))
     }
 }
 
@@ -181,7 +194,11 @@ mod tests {
     use super::*;
     use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
 
-    const CLOCKS: Clocks = Clocks { head: Duration::from_millis(100), idle: Duration::from_millis(300) };
+    const CLOCKS: Clocks = Clocks {
+        head: Duration::from_millis(100),
+        idle: Duration::from_millis(300),
+        write_stall: Duration::from_millis(200),
+    };
 
     #[tokio::test]
     async fn a_head_has_its_time_and_an_idle_connection_a_longer_one() {
@@ -223,6 +240,24 @@ mod tests {
         let mut server = ClientStream::new(server, busy.clone(), CLOCKS);
         busy.begin();
         assert!(tokio::time::timeout(Duration::from_millis(500), server.read_u8()).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn a_client_may_be_slow_to_take_but_not_take_nothing() {
+        let (mut client, server) = duplex(10);
+        let mut server = ClientStream::new(server, Busy::default(), CLOCKS);
+        let slow = tokio::spawn(async move {
+            for _ in 0..8 {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                client.read_exact(&mut [0; 10]).await.unwrap();
+            }
+            client
+        });
+        server.write_all(&[0; 80]).await.unwrap();
+        let _client = slow.await.unwrap();
+        let start = Instant::now();
+        assert_eq!(server.write_all(&[0; 80]).await.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        assert!((200..400).contains(&start.elapsed().as_millis()));
     }
 
     #[tokio::test]

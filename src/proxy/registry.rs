@@ -127,10 +127,11 @@ impl Registry {
         entry.bridge.expires_at(self.ttl)
     }
 
-    /// Forgets the sessions that have expired; how many those were.
+    /// Forgets the sessions that have expired, and ends calls that are overdue; how many sessions those were.
     pub fn sweep(&self, now: Instant) -> usize {
         let mut expired = Vec::new();
         for entry in &self.entries {
+            entry.bridge.end_overdue(now);
             if entry.bridge.expire(self.ttl, now) {
                 expired.push(*entry.key());
             }

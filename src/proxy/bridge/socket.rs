@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use futures_util::{Sink, Stream};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::time::{Interval, MissedTickBehavior, Sleep};
+use tokio::time::{Interval, MissedTickBehavior};
 use tokio_websockets::{CloseCode, Config as CodecConfig, Limits, Message, ServerBuilder, WebSocketStream};
 
 use crate::protocol::{self, Close};
@@ -37,8 +37,6 @@ pub struct SocketSettings {
     pub ping: Duration,
     /// How long a connected socket may take to show that it is alive when a second one comes.
     pub probe: Duration,
-    /// How long the app may leave what is sent to it unread.
-    pub write_stall: Duration,
     /// The largest message from an app.
     pub max_message_bytes: usize,
     /// The most bad frames a minute.
@@ -102,7 +100,7 @@ async fn attach(bridge: &Arc<Bridge>, probe: Duration) -> Result<Attachment, Clo
                 tracing::info!(bridge.epoch = epoch, "bridge connected");
                 return Ok(Attachment { bridge: Arc::clone(bridge), epoch });
             }
-            Attempt::Ended => return Err(Close::UnknownSession),
+            Attempt::Ended(close) => return Err(close),
             Attempt::Occupied { epoch, sign_of_life } => match tokio::time::timeout(probe, sign_of_life).await {
                 Ok(Ok(())) => return Err(Close::AlreadyConnected),
                 // It went by itself.
@@ -132,8 +130,6 @@ struct Pump<'a, S, F> {
     update_tools: F,
     ping: Interval,
     last_frame: Instant,
-    /// Runs while the peer leaves something unread.
-    stall: Option<Pin<Box<Sleep>>>,
     unsent_pongs: usize,
     bad_frames: u32,
     bad_frames_since: Instant,
@@ -161,7 +157,6 @@ where
             update_tools,
             ping,
             last_frame: now,
-            stall: None,
             unsent_pongs: 0,
             bad_frames: 0,
             bad_frames_since: now,
@@ -234,7 +229,6 @@ where
         if is_ready {
             match self.socket.as_mut().poll_flush(cx) {
                 Poll::Ready(Ok(())) => {
-                    self.stall = None;
                     self.unsent_pongs = 0;
                     return Poll::Pending;
                 }
@@ -242,12 +236,11 @@ where
                 Poll::Pending => {}
             }
         }
-        if let Next::Close(close) = self.bridge.next_close(self.epoch, cx.waker()) {
-            return Poll::Ready(End::Close(close));
+        // The socket takes no more for now. How long it may do so is its stream's affair.
+        match self.bridge.next_close(self.epoch, cx.waker()) {
+            Next::Close(close) => Poll::Ready(End::Close(close)),
+            _ => Poll::Pending,
         }
-        let write_stall = self.settings.write_stall;
-        let stall = self.stall.get_or_insert_with(|| Box::pin(tokio::time::sleep(write_stall)));
-        stall.as_mut().poll(cx).map(|()| End::Close(Close::Stalled))
     }
 
     fn send(&mut self, message: Message) -> Result<(), tokio_websockets::Error> {
