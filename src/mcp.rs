@@ -6,9 +6,11 @@
 //! [`Tools`] and [`Call`].
 //!
 //! `dispatch` decides by the method; [`headers`] checks what a modern client repeats in headers; [`result`] turns
-//! what an app answered into what the client's version takes; [`stream`] holds an answer open.
+//! what an app answered into what the client's version takes; [`stream`] holds an answer open; [`listen`] tells of
+//! changes.
 
 pub mod headers;
+pub mod listen;
 pub mod result;
 pub mod stream;
 
@@ -22,6 +24,7 @@ use http::{HeaderMap, StatusCode};
 use crate::json;
 use crate::jsonrpc::{self, INVALID_PARAMS, METHOD_NOT_FOUND, Params};
 use headers::ParamHeader;
+use listen::{ListenStream, Listeners};
 use result::Shape;
 use stream::CallStream;
 
@@ -179,6 +182,8 @@ pub trait Tools: Sync {
     fn call(&self, call: CallParams<'_>) -> Result<Self::Call, String>;
     /// A client cancels the request with this JSON-RPC id.
     fn cancel(&self, id: &str);
+    /// Those who hear of changes of the list; `None` if clients of this era cannot.
+    fn listeners(&self, era: Era) -> Option<&Listeners>;
 }
 
 /// The times and bounds of answers.
@@ -199,6 +204,8 @@ pub enum Answer<C> {
     Json(StatusCode, Vec<u8>),
     /// The events of a call that is still running.
     Stream(CallStream<C>),
+    /// The changes of the list of tools.
+    Listen(ListenStream),
 }
 
 /// One request with what dispatching needs to know of it.
@@ -254,11 +261,14 @@ pub async fn dispatch<T: Tools>(
         ("server/discover", Era::Modern(_)) => Answer::Json(StatusCode::OK, discover(request, tools)),
         ("tools/list", _) => list(request, era, tools),
         ("tools/call", _) => call(request, era, tools, settings).await,
-        _ => {
-            let message = format!("The method {} does not exist here.", shown(request.method));
-            request.error(error_status(era, METHOD_NOT_FOUND), METHOD_NOT_FOUND, &message)
-        }
+        ("subscriptions/listen", Era::Modern(_)) => subscribe(request, era, tools, settings),
+        _ => unknown_method(request, era),
     }
+}
+
+fn unknown_method<C>(request: &Request<'_>, era: Era) -> Answer<C> {
+    let message = format!("The method {} does not exist here.", shown(request.method));
+    request.error(error_status(era, METHOD_NOT_FOUND), METHOD_NOT_FOUND, &message)
 }
 
 /// A client's text in a message of ours: quoted, escaped and cut.
@@ -324,7 +334,9 @@ fn initialize<T: Tools>(request: &Request<'_>, tools: Option<&T>) -> Vec<u8> {
     let mut out = jsonrpc::result_prefix(request.id, 256);
     out.extend_from_slice(b"{\"protocolVersion\":\"");
     out.extend_from_slice(version.as_bytes());
-    out.extend_from_slice(b"\",\"capabilities\":{\"tools\":{}},\"serverInfo\":");
+    out.extend_from_slice(b"\",");
+    push_capabilities(&mut out, Era::Legacy(version), tools);
+    out.extend_from_slice(b",\"serverInfo\":");
     out.extend_from_slice(identity(tools).as_bytes());
     push_instructions(&mut out, tools);
     out.extend_from_slice(b"}}");
@@ -339,11 +351,19 @@ fn discover<T: Tools>(request: &Request<'_>, tools: Option<&T>) -> Vec<u8> {
         out.push(b',');
     }
     json::push_string(&mut out, MODERN_VERSION);
-    out.extend_from_slice(b"],\"capabilities\":{\"tools\":{}}");
+    out.extend_from_slice(b"],");
+    push_capabilities(&mut out, Era::Modern(MODERN_VERSION), tools);
     push_instructions(&mut out, tools);
     push_modern_list_members(&mut out, &identity(tools));
     out.extend_from_slice(b"}}");
     out
+}
+
+fn push_capabilities<T: Tools>(out: &mut Vec<u8>, era: Era, tools: Option<&T>) {
+    out.extend_from_slice(match tools.and_then(|tools| tools.listeners(era)) {
+        Some(_) => br#""capabilities":{"tools":{"listChanged":true}}"#,
+        None => br#""capabilities":{"tools":{}}"#,
+    });
 }
 
 fn identity<T: Tools>(tools: Option<&T>) -> Cow<'_, str> {
@@ -444,6 +464,42 @@ async fn call<T: Tools>(
         if let Event::Ended(reply) = call.next(Instant::now() + settings.keep_alive).await {
             return ended(request, &shape, &reply);
         }
+    }
+}
+
+/// Answers `subscriptions/listen`. Where changes are not advertised, the method does not exist.
+fn subscribe<T: Tools>(
+    request: &Request<'_>,
+    era: Era,
+    tools: Option<&T>,
+    settings: &AnswerSettings,
+) -> Answer<T::Call> {
+    let Some(tools) = tools else { return no_session(request) };
+    let Some(listeners) = tools.listeners(era) else { return unknown_method(request, era) };
+    let Some(filter) = request.params.notifications.filter(|filter| json::is_object(filter)) else {
+        return request.error(StatusCode::OK, INVALID_PARAMS, "params.notifications must be an object.");
+    };
+    let wants_changes = match json::member(filter, "toolsListChanged") {
+        Some("true") => true,
+        None | Some("false" | "null") => false,
+        Some(_) => {
+            let message = "params.notifications.toolsListChanged must be true or false.";
+            return request.error(StatusCode::OK, INVALID_PARAMS, message);
+        }
+    };
+    if !request.accepts_stream {
+        let message = "The answer is an event stream, and the header Accept does not allow 'text/event-stream'.";
+        return request.error(StatusCode::NOT_ACCEPTABLE, 406, message);
+    }
+    match listeners.join() {
+        Ok(listener) => Answer::Listen(ListenStream::subscription(
+            listener,
+            request.id,
+            wants_changes,
+            tools.server_info(),
+            settings.keep_alive,
+        )),
+        Err(too_many) => request.error(StatusCode::TOO_MANY_REQUESTS, 429, &too_many.to_string()),
     }
 }
 

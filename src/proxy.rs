@@ -78,7 +78,7 @@ impl ProxyState {
             gate: Gate::new(&config, ip),
             app_guard: Guard::new(&config.app_token),
             openclaw_guard: Guard::new(&config.openclaw_token),
-            registry: Registry::new(config.session_ttl.0, max_sessions, limits),
+            registry: Registry::new(config.session_ttl.0, max_sessions, config.max_listeners_per_session, limits),
             tasks: TaskTracker::new(),
             draining: AtomicBool::new(false),
             config,
@@ -155,7 +155,7 @@ impl Server {
     }
 
     /// Serves until `shutdown`, and then until the calls in flight have ended or their time is over: new calls are
-    /// refused, calls are finished, bridges are closed with 1012.
+    /// refused, streams of changes end, calls are finished, bridges are closed with 1012.
     pub async fn run(self, shutdown: CancellationToken) {
         let Server { listener, state } = self;
         let connections = TaskTracker::new();
@@ -163,6 +163,7 @@ impl Server {
         accept(&listener, &state, &connections, &shutdown).await;
         drop(listener);
         state.draining.store(true, Ordering::Relaxed);
+        state.registry.dismiss_listeners();
         connections.close();
         state.tasks.close();
         tracing::info!(calls_in_flight = state.registry.calls_in_flight(), "shutting down");

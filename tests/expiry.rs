@@ -16,7 +16,7 @@ const LIMITS: ToolLimits = ToolLimits { tools: 9, tool_bytes: 999, tools_bytes: 
 
 fn registry(max_sessions: usize) -> Registry {
     let limits = BridgeLimits { calls: 2, queue_bytes: 1000, result_bytes: 1000, json_depth: 9 };
-    Registry::new(TTL, max_sessions, limits)
+    Registry::new(TTL, max_sessions, 2, limits)
 }
 
 fn create(registry: &Registry, now: Instant) -> Result<Entry, Full> {

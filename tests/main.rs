@@ -17,6 +17,8 @@ mod docs;
 mod expiry;
 /// Every bound on both sides.
 mod limits;
+/// Hearing of changes of the tools.
+mod listen;
 /// The MCP endpoint.
 mod mcp;
 /// The program: the demo, exit codes, signals, logs.

@@ -15,7 +15,7 @@ use super::result::Shape;
 use super::{Call, Event, Progress};
 
 /// A comment: clients ignore it, proxies see that the stream lives.
-const KEEP_ALIVE: &[u8] = b":\n\n";
+pub(super) const KEEP_ALIVE: &[u8] = b":\n\n";
 
 /// The events of a call that is still running. Dropping it drops the call.
 #[derive(Debug)]

@@ -102,6 +102,8 @@ pub struct Config {
     pub max_json_depth: usize,
     /// The most calls in flight of a session.
     pub max_calls_per_session: usize,
+    /// The most clients that listen to changes of a session's tools.
+    pub max_listeners_per_session: usize,
     /// The most sessions of a tenant.
     pub max_sessions_per_tenant: usize,
     /// The most sessions in all.
@@ -157,6 +159,7 @@ impl Default for Config {
             max_queue_bytes: 8 * MIB,
             max_json_depth: 64,
             max_calls_per_session: 256,
+            max_listeners_per_session: 32,
             max_sessions_per_tenant: 1000,
             max_sessions: 100_000,
             max_batch: 64,
@@ -286,6 +289,7 @@ impl Config {
         for (name, value, least) in [
             ("MAX_TOOLS", self.max_tools, 1),
             ("MAX_CALLS_PER_SESSION", self.max_calls_per_session, 1),
+            ("MAX_LISTENERS_PER_SESSION", self.max_listeners_per_session, 1),
             ("MAX_SESSIONS_PER_TENANT", self.max_sessions_per_tenant, 1),
             ("MAX_SESSIONS", self.max_sessions, 1),
             ("MAX_BATCH", self.max_batch, 1),

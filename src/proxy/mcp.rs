@@ -18,6 +18,7 @@ use http_body::Body as _;
 use crate::auth::Denied;
 use crate::json;
 use crate::jsonrpc::{self, INVALID_REQUEST, Message, PARSE_ERROR, Params};
+use crate::mcp::listen::Listeners;
 use crate::mcp::{self, Answer, CallParams, Era, ToolView, Tools, dispatch};
 use crate::protocol::{Context, SESSION_HEADER, SESSION_HEADER_ALIAS, SessionId};
 use crate::proxy::bridge::{Call, CallError, CallRequest};
@@ -85,15 +86,8 @@ async fn post(state: &Arc<ProxyState>, path: &str, headers: &HeaderMap, request_
     match answer(state, &target, headers, text, accepts_stream(headers)).await {
         None => accepted(),
         Some(Answer::Json(status, body)) => respond(status, body),
-        Some(Answer::Stream(stream)) => {
-            let mut response = Response::new(Body::from_stream(stream.into_bytes()));
-            let headers = response.headers_mut();
-            headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
-            headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-            // nginx would hold the events back.
-            headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
-            response
-        }
+        Some(Answer::Stream(stream)) => event_stream(Body::from_stream(stream.into_bytes())),
+        Some(Answer::Listen(stream)) => event_stream(Body::from_stream(stream.into_bytes())),
     }
 }
 
@@ -112,6 +106,16 @@ async fn unauthorized(state: &ProxyState, headers: &HeaderMap, request_body: Bod
         _ => None,
     };
     respond(StatusCode::UNAUTHORIZED, jsonrpc::error(id, 401, &denied.to_string(), None))
+}
+
+fn event_stream(body: Body) -> Response {
+    let mut response = Response::new(body);
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    // nginx would hold the events back.
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    response
 }
 
 /// 202, the answer to what is not a request.
@@ -322,5 +326,10 @@ impl Tools for SessionTools<'_> {
 
     fn cancel(&self, id: &str) {
         self.entry.bridge.cancel(id, Instant::now());
+    }
+
+    fn listeners(&self, era: Era) -> Option<&Listeners> {
+        let is_told = matches!(era, Era::Modern(_)) && self.entry.session.registration.features.tools;
+        is_told.then_some(&*self.entry.listeners)
     }
 }

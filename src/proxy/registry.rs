@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use dashmap::DashMap;
 
+use crate::mcp::listen::Listeners;
 use crate::protocol::{Close, SessionId};
 use crate::proxy::bridge::{Bridge, BridgeLimits, CallError, Counters};
 use crate::proxy::session::{Registration, Session, ToolSet};
@@ -20,6 +21,7 @@ pub struct Registry {
     count: AtomicUsize,
     ttl: Duration,
     max_sessions: usize,
+    max_listeners: usize,
     limits: BridgeLimits,
     counters: Arc<Counters>,
 }
@@ -31,6 +33,8 @@ pub struct Entry {
     pub session: Arc<Session>,
     /// Its calls and its socket.
     pub bridge: Arc<Bridge>,
+    /// The MCP clients that hear of changes of its tools.
+    pub listeners: Arc<Listeners>,
 }
 
 /// There are as many sessions as allowed.
@@ -41,13 +45,14 @@ pub struct Full {
 }
 
 impl Registry {
-    /// No sessions yet.
-    pub fn new(ttl: Duration, max_sessions: usize, limits: BridgeLimits) -> Self {
+    /// No sessions yet; each may have `max_listeners`.
+    pub fn new(ttl: Duration, max_sessions: usize, max_listeners: usize, limits: BridgeLimits) -> Self {
         Registry {
             entries: DashMap::new(),
             count: AtomicUsize::new(0),
             ttl,
             max_sessions,
+            max_listeners,
             limits,
             counters: Arc::default(),
         }
@@ -89,7 +94,11 @@ impl Registry {
             Arc::clone(&self.counters),
             now,
         );
-        let entry = Entry { session: Arc::new(session), bridge: Arc::new(bridge) };
+        let entry = Entry {
+            session: Arc::new(session),
+            bridge: Arc::new(bridge),
+            listeners: Arc::new(Listeners::new(self.max_listeners)),
+        };
         self.entries.insert(entry.session.id, entry.clone());
         Ok(entry)
     }
@@ -104,14 +113,19 @@ impl Registry {
         Some(entry)
     }
 
-    /// Replaces a session's tools; false if there is no such session.
+    /// Replaces a session's tools and tells who listens; false if there is no such session.
     pub fn update_tools(&self, id: SessionId, tools: ToolSet, now: Instant) -> bool {
         if self.get(id, now).is_none() {
             return false;
         }
         let Some(mut entry) = self.entries.get_mut(&id) else { return false };
+        // Apps repeat their list when they reconnect; every client would fetch it again for nothing.
+        let is_news = *entry.session.registration.tools.modern_list() != *tools.modern_list();
         entry.session = Arc::new(entry.session.with_tools(tools));
         entry.bridge.touch(now);
+        if is_news {
+            entry.listeners.tell_change();
+        }
         true
     }
 
@@ -139,6 +153,13 @@ impl Registry {
         expired.into_iter().filter(|id| self.remove(*id).is_some()).count()
     }
 
+    /// Ends the streams of those who listen, because the process stops: nobody waits for their end.
+    pub fn dismiss_listeners(&self) {
+        for entry in &self.entries {
+            entry.listeners.end();
+        }
+    }
+
     /// Ends every session because the process stops: calls are answered, bridges closed with 1012.
     pub fn shut_down(&self) {
         for entry in &self.entries {
@@ -154,6 +175,7 @@ impl Registry {
     fn remove(&self, id: SessionId) -> Option<Entry> {
         let (_, entry) = self.entries.remove(&id)?;
         self.count.fetch_sub(1, Ordering::Relaxed);
+        entry.listeners.end();
         Some(entry)
     }
 }
