@@ -1,4 +1,4 @@
-//! Hearing of changes of the tools: `subscriptions/listen`.
+//! Hearing of changes of the tools: `subscriptions/listen`, and the GET of older clients.
 
 use std::time::Duration;
 
@@ -242,5 +242,95 @@ async fn streams_end_at_shutdown_and_hold_nobody_up() {
     let events = subscribe(&register(&server, &["tools"]).await, "1").await;
     server.begin_stop();
     events.ended().await;
+    server.stopped().await;
+}
+
+const LEGACY_SSE: (&str, &str) = ("LEGACY_SSE", "true");
+
+fn get(url: &str) -> RequestBuilder {
+    http().get(url).header("accept", "text/event-stream").header("mcp-protocol-version", "2025-11-25")
+}
+
+async fn legacy_capabilities(app: &App) -> Value {
+    let reply = app.client().rpc("1", "initialize", r#"{"protocolVersion":"2025-11-25"}"#).await;
+    reply.json()["result"]["capabilities"].clone()
+}
+
+#[tokio::test]
+async fn older_clients_get_no_stream_by_default() {
+    let server = TestServer::start(&[]).await;
+    let app = register(&server, &["tools"]).await;
+    let reply = send(get(&app.mcp_url)).await;
+    assert_eq!((reply.status, reply.header("allow")), (405, Some("POST")));
+    assert_eq!(legacy_capabilities(&app).await, json!({ "tools": {} }));
+}
+
+#[tokio::test]
+async fn older_clients_get_a_stream_if_the_setting_says_so() {
+    let server = TestServer::start(&[LEGACY_SSE, ("KEEP_ALIVE_SECONDS", "0.05")]).await;
+    let app = register(&server, &["tools"]).await;
+    assert_eq!(legacy_capabilities(&app).await, json!({ "tools": { "listChanged": true } }));
+    let by_header = get(&format!("{}/v1/mcp", server.base)).header("mcp-session-id", &app.id);
+    for request in [get(&app.mcp_url), http().get(&app.mcp_url), by_header] {
+        let mut events = Events::of(request).await;
+        // The first comment comes at once, the second when the stream has been quiet.
+        for _ in 0..2 {
+            assert_eq!(soon(events.response.chunk()).await.unwrap().unwrap(), ":\n\n");
+        }
+        put_tools(&app, &["b"]).await;
+        let changed = json!({ "jsonrpc": "2.0", "method": "notifications/tools/list_changed" });
+        assert_eq!(events.next().await, Some(changed.clone()));
+        put_tools(&app, &["a"]).await;
+        assert_eq!(events.next().await, Some(changed));
+    }
+    let mut events = Events::of(get(&app.mcp_url)).await;
+    app.delete().await;
+    assert_eq!(events.next().await, None);
+    let gone = send(get(&app.mcp_url)).await;
+    assert_eq!(error(&gone), (404, json!(404)));
+}
+
+#[tokio::test]
+async fn a_get_is_checked_like_a_post() {
+    let server =
+        TestServer::start(&[LEGACY_SSE, ("OPENCLAW_TOKEN", "0123456789abcdef"), ("MAX_LISTENERS_PER_SESSION", "1")])
+            .await;
+    let app = register(&server, &["tools"]).await;
+    let other = register(&server, &[]).await;
+    let authorized = |url: &str| get(url).bearer_auth("0123456789abcdef");
+    let refused = send(get(&app.mcp_url)).await;
+    assert_eq!((error(&refused), refused.header("www-authenticate")), ((401, json!(401)), Some("Bearer")));
+    let status = async |request: RequestBuilder| send(request).await.status;
+    assert_eq!(status(authorized(&app.mcp_url).header("origin", "https://evil.example")).await, 403);
+    assert_eq!(
+        status(http().get(&app.mcp_url).bearer_auth("0123456789abcdef").header("accept", "text/html")).await,
+        406
+    );
+    assert_eq!(status(http().delete(&app.mcp_url).bearer_auth("0123456789abcdef")).await, 405);
+    // There is nothing to hear: from an app that never changes its tools, without a session, in 2026-07-28.
+    assert_eq!(status(authorized(&other.mcp_url)).await, 405);
+    assert_eq!(status(authorized(&format!("{}/v1/mcp", server.base))).await, 405);
+    let modern = http().get(&app.mcp_url).bearer_auth("0123456789abcdef").header("mcp-protocol-version", "2026-07-28");
+    assert_eq!(status(modern).await, 405);
+    let _events = Events::of(authorized(&app.mcp_url)).await;
+    let refused = send(authorized(&app.mcp_url)).await;
+    assert_eq!(error(&refused), (429, json!(429)));
+}
+
+#[tokio::test]
+async fn a_page_that_may_is_told_that_it_can_get() {
+    let server = TestServer::start(&[LEGACY_SSE]).await;
+    let app = register(&server, &["tools"]).await;
+    let preflight = http().request(reqwest::Method::OPTIONS, &app.mcp_url).header("origin", "http://localhost:1");
+    assert_eq!(send(preflight).await.header("access-control-allow-methods"), Some("GET, POST"));
+}
+
+#[tokio::test]
+async fn the_streams_of_older_clients_hold_up_no_shutdown_either() {
+    let server = TestServer::start(&[LEGACY_SSE, ("DRAIN_SECONDS", "60")]).await;
+    let app = register(&server, &["tools"]).await;
+    let mut events = Events::of(get(&app.mcp_url)).await;
+    server.begin_stop();
+    assert_eq!(events.next().await, None);
     server.stopped().await;
 }

@@ -42,6 +42,8 @@ pub struct Config {
     pub allow_open: bool,
     /// Which clients' closed connections cancel their call.
     pub cancel_on_disconnect: CancelOnDisconnect,
+    /// Whether clients up to 2025-11-25 may GET an event stream, on which they hear of changes of the tools.
+    pub legacy_sse: bool,
     /// What is logged: a level, or directives such as `info,openclaw_mcp_proxy=debug`.
     pub log: String,
     /// How it is logged.
@@ -136,6 +138,7 @@ impl Default for Config {
             allowed_origins: Vec::new(),
             allow_open: false,
             cancel_on_disconnect: CancelOnDisconnect::All,
+            legacy_sse: false,
             log: "info".into(),
             log_format: LogFormat::Human,
             session_ttl: Seconds::new(300),

@@ -1,4 +1,5 @@
-//! What MCP clients reach: `POST /v1/mcp/{id}`, and `POST /v1/mcp` with the session in a header.
+//! What MCP clients reach: `POST /v1/mcp/{id}`, and `POST /v1/mcp` with the session in a header. If the setting
+//! `legacy_sse` is on, older clients may GET a stream of changes there.
 //!
 //! HTTP on this side, [`crate::mcp`] on the other. Errors are JSON-RPC errors with the request's id, because
 //! clients show nothing else to their users; tool trouble is a result, because three errors in a row make
@@ -18,11 +19,11 @@ use http_body::Body as _;
 use crate::auth::Denied;
 use crate::json;
 use crate::jsonrpc::{self, INVALID_REQUEST, Message, PARSE_ERROR, Params};
-use crate::mcp::listen::Listeners;
+use crate::mcp::listen::{ListenStream, Listeners, TooMany};
 use crate::mcp::{self, Answer, CallParams, Era, ToolView, Tools, dispatch};
 use crate::protocol::{Context, SESSION_HEADER, SESSION_HEADER_ALIAS, SessionId};
 use crate::proxy::bridge::{Call, CallError, CallRequest};
-use crate::proxy::config::CancelOnDisconnect;
+use crate::proxy::config::{CancelOnDisconnect, Config};
 use crate::proxy::error::respond;
 use crate::proxy::gate::{self, Refusal};
 use crate::proxy::registry::Entry;
@@ -40,8 +41,9 @@ pub async fn endpoint(State(state): State<Arc<ProxyState>>, request: Request) ->
     };
     let mut response = match parts.method {
         Method::POST => post(&state, parts.uri.path(), &parts.headers, request_body).await,
-        Method::OPTIONS if origin.is_some() => cors::preflight(&parts.headers, "POST"),
-        _ => method_not_allowed(),
+        Method::GET if state.config.legacy_sse => get(&state, parts.uri.path(), &parts.headers).unwrap_or_else(refused),
+        Method::OPTIONS if origin.is_some() => cors::preflight(&parts.headers, methods(&state.config)),
+        _ => method_not_allowed(methods(&state.config)),
     };
     if let Some(origin) = origin {
         cors::allow(&mut response, origin);
@@ -54,10 +56,17 @@ fn refused(refusal: Refusal) -> Response {
     respond(refusal.status, jsonrpc::error(None, code, &refusal.message, None))
 }
 
-fn method_not_allowed() -> Response {
-    let message = "Only POST is served here: there is no event stream to GET, and no MCP session to DELETE.".to_owned();
-    let mut response = refused(Refusal { status: StatusCode::METHOD_NOT_ALLOWED, message });
-    response.headers_mut().insert(ALLOW, HeaderValue::from_static("POST"));
+fn methods(config: &Config) -> &'static str {
+    if config.legacy_sse { "GET, POST" } else { "POST" }
+}
+
+fn method_not_allowed(allowed: &'static str) -> Response {
+    let message = match allowed {
+        "POST" => "Only POST is served here: there is no event stream to GET, and no MCP session to DELETE.",
+        _ => "Only POST and GET are served here: there is no MCP session to DELETE.",
+    };
+    let mut response = refused(Refusal { status: StatusCode::METHOD_NOT_ALLOWED, message: message.to_owned() });
+    response.headers_mut().insert(ALLOW, HeaderValue::from_static(allowed));
     response
 }
 
@@ -106,6 +115,28 @@ async fn unauthorized(state: &ProxyState, headers: &HeaderMap, request_body: Bod
         _ => None,
     };
     respond(StatusCode::UNAUTHORIZED, jsonrpc::error(id, 401, &denied.to_string(), None))
+}
+
+/// The stream of changes for clients up to 2025-11-25. Where they can hear of none it is as if there were no GET:
+/// every client takes a 405 in silence.
+fn get(state: &ProxyState, path: &str, headers: &HeaderMap) -> Result<Response, Refusal> {
+    state.openclaw_guard.check(headers).map_err(|denied| {
+        tracing::debug!(%denied, "MCP client refused");
+        Refusal { status: StatusCode::UNAUTHORIZED, message: denied.to_string() }
+    })?;
+    let target = Target::find(state, path, headers);
+    let entry = target.session(false).map_err(|(status, _, message)| Refusal { status, message })?;
+    let is_legacy = headers.get(mcp::headers::PROTOCOL_VERSION).is_none_or(|version| version != mcp::MODERN_VERSION);
+    let Some(entry) = entry.filter(|entry| is_legacy && entry.session.registration.features.tools) else {
+        return Ok(method_not_allowed("POST"));
+    };
+    if !accepts_stream(headers) {
+        let message = "An event stream is served here, and the header Accept does not allow 'text/event-stream'.";
+        return Err(Refusal { status: StatusCode::NOT_ACCEPTABLE, message: message.to_owned() });
+    }
+    let too_many = |error: TooMany| Refusal { status: StatusCode::TOO_MANY_REQUESTS, message: error.to_string() };
+    let stream = ListenStream::legacy(entry.listeners.join().map_err(too_many)?, state.answer_settings().keep_alive);
+    Ok(event_stream(Body::from_stream(stream.into_bytes())))
 }
 
 fn event_stream(body: Body) -> Response {
@@ -329,7 +360,8 @@ impl Tools for SessionTools<'_> {
     }
 
     fn listeners(&self, era: Era) -> Option<&Listeners> {
-        let is_told = matches!(era, Era::Modern(_)) && self.entry.session.registration.features.tools;
-        is_told.then_some(&*self.entry.listeners)
+        let can_be_told = matches!(era, Era::Modern(_)) || self.state.config.legacy_sse;
+        let has_news = self.entry.session.registration.features.tools;
+        (can_be_told && has_news).then_some(&*self.entry.listeners)
     }
 }
