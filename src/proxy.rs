@@ -101,7 +101,8 @@ impl ProxyState {
     fn answer_settings(&self) -> AnswerSettings {
         AnswerSettings {
             stream_after: self.config.stream_after.0,
-            keep_alive: self.config.keep_alive.0,
+            // The connection's clock runs while a stream is open, and only what is written stops it.
+            keep_alive: self.config.keep_alive.0.min(self.config.idle.0 / 2),
             max_result_bytes: self.config.max_result_bytes,
         }
     }

@@ -334,3 +334,13 @@ async fn the_streams_of_older_clients_hold_up_no_shutdown_either() {
     assert_eq!(events.next().await, None);
     server.stopped().await;
 }
+
+#[tokio::test]
+async fn a_stream_outlives_the_idle_time() {
+    let server = TestServer::start(&[("IDLE_SECONDS", "0.2")]).await;
+    let app = register(&server, &["tools"]).await;
+    let mut events = subscribe(&app, "1").await;
+    tokio::time::sleep(Duration::from_millis(600)).await;
+    put_tools(&app, &["b"]).await;
+    assert_eq!(events.next().await, Some(list_changed(json!(1))));
+}
