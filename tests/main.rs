@@ -11,6 +11,8 @@ mod auth;
 mod bridge;
 /// The real MCP clients.
 mod clients;
+/// The official conformance suite.
+mod conformance;
 /// What the README promises.
 mod docs;
 /// When sessions end by themselves.
