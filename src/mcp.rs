@@ -202,6 +202,8 @@ pub struct AnswerSettings {
 pub enum Answer<C> {
     /// A whole JSON body.
     Json(StatusCode, Vec<u8>),
+    /// A list of tools as it is kept, between the beginning and the end of a JSON body.
+    List([Bytes; 3]),
     /// The events of a call that is still running.
     Stream(CallStream<C>),
     /// The changes of the list of tools.
@@ -392,15 +394,14 @@ fn list<T: Tools>(request: &Request<'_>, era: Era, tools: Option<&T>) -> Answer<
     if request.params.cursor.is_some() {
         return request.error(StatusCode::OK, INVALID_PARAMS, "The cursor is not known: the list has one page.");
     }
-    let list = tools.list(era);
-    let mut out = jsonrpc::result_prefix(request.id, list.len() + 256 + tools.server_info().len());
-    out.extend_from_slice(b"{\"tools\":");
-    out.extend_from_slice(list);
+    let mut head = jsonrpc::result_prefix(request.id, 16);
+    head.extend_from_slice(b"{\"tools\":");
+    let mut tail = Vec::new();
     if let Era::Modern(_) = era {
-        push_modern_list_members(&mut out, tools.server_info());
+        push_modern_list_members(&mut tail, tools.server_info());
     }
-    out.extend_from_slice(b"}}");
-    Answer::Json(StatusCode::OK, out)
+    tail.extend_from_slice(b"}}");
+    Answer::List([head.into(), tools.list(era).clone(), tail.into()])
 }
 
 /// The answer where a method needs a session and none was named.

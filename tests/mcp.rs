@@ -347,6 +347,9 @@ async fn batches_are_for_2025_03_26_alone() {
     let ping = |id: u8| format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"ping"}}"#);
     let note = r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#;
     let call = r#"{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"echo","arguments":{"a":1}}}"#;
+    let list = r#"{"jsonrpc":"2.0","id":3,"method":"tools/list"}"#;
+    let lists = app.client().post(format!("[{list},{list}]")).await.json();
+    assert_eq!(lists[1]["result"]["tools"].as_array().map(Vec::len), Some(2));
     let batch = format!("[{},{note}, {call}]", ping(1));
     for client in [app.client(), app.client().header("MCP-Protocol-Version", "2025-03-26")] {
         let reply = client.post(batch.clone()).await;

@@ -1,5 +1,9 @@
-//! Reading a request's body within its bounds: size, pauses, and time in all.
+//! Reading a request's body within its bounds: size, pauses, and time in all. And a response's body that is sent
+//! from where its parts are kept.
 
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::time::Instant;
 
 use axum::body::Body;
@@ -7,6 +11,7 @@ use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
 use http::StatusCode;
 use http::header::CONTENT_LENGTH;
+use http_body::{Frame, SizeHint};
 use http_body_util::BodyExt;
 
 use crate::proxy::config::Config;
@@ -62,5 +67,35 @@ pub async fn read(headers: &HeaderMap, mut body: Body, config: &Config) -> Resul
             }
             rest.extend_from_slice(&data);
         }
+    }
+}
+
+/// A body of some pieces that are kept elsewhere, too, and not copied.
+#[derive(Debug)]
+pub struct Pieces {
+    pieces: std::array::IntoIter<Bytes, 3>,
+}
+
+impl From<[Bytes; 3]> for Pieces {
+    fn from(pieces: [Bytes; 3]) -> Self {
+        Pieces { pieces: pieces.into_iter() }
+    }
+}
+
+impl http_body::Body for Pieces {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        Poll::Ready(self.pieces.next().map(|piece| Ok(Frame::data(piece))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.pieces.as_slice().is_empty()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let bytes: usize = self.pieces.as_slice().iter().map(Bytes::len).sum();
+        SizeHint::with_exact(bytes as u64)
     }
 }

@@ -1,5 +1,6 @@
 //! The errors of the app-facing API: `{"detail": "sentence"}`.
 
+use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderValue, StatusCode};
@@ -54,7 +55,7 @@ impl IntoResponse for ApiError {
 }
 
 /// A JSON response, with the headers that go with its status.
-pub fn respond(status: StatusCode, body: Vec<u8>) -> Response {
+pub fn respond(status: StatusCode, body: impl Into<Body>) -> Response {
     let mut response = Response::new(body.into());
     *response.status_mut() = status;
     let headers = response.headers_mut();

@@ -95,6 +95,7 @@ async fn post(state: &Arc<ProxyState>, path: &str, headers: &HeaderMap, request_
     match answer(state, &target, headers, text, accepts_stream(headers)).await {
         None => accepted(),
         Some(Answer::Json(status, body)) => respond(status, body),
+        Some(Answer::List(pieces)) => respond(StatusCode::OK, Body::new(body::Pieces::from(pieces))),
         Some(Answer::Stream(stream)) => event_stream(Body::from_stream(stream.into_bytes())),
         Some(Answer::Listen(stream)) => event_stream(Body::from_stream(stream.into_bytes())),
     }
@@ -182,10 +183,14 @@ async fn batch(state: &Arc<ProxyState>, target: &Target, headers: &HeaderMap, te
     }
     let mut answers: Vec<u8> = Vec::new();
     for message in messages {
-        if let Some(Answer::Json(_, answer)) = answer(state, target, headers, message, false).await {
-            answers.push(if answers.is_empty() { b'[' } else { b',' });
-            answers.extend_from_slice(&answer);
-        }
+        let answer = match answer(state, target, headers, message, false).await {
+            Some(Answer::Json(_, answer)) => answer,
+            Some(Answer::List(pieces)) => pieces.concat(),
+            // Streams are not accepted here, so there is none.
+            Some(Answer::Stream(_) | Answer::Listen(_)) | None => continue,
+        };
+        answers.push(if answers.is_empty() { b'[' } else { b',' });
+        answers.extend_from_slice(&answer);
     }
     if answers.is_empty() {
         return accepted();
