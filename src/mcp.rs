@@ -7,11 +7,12 @@
 //!
 //! `dispatch` decides by the method; [`headers`] checks what a modern client repeats in headers; [`result`] turns
 //! what an app answered into what the client's version takes; [`stream`] holds an answer open; [`listen`] tells of
-//! changes.
+//! changes; [`schema`] finds what a tool's schema asks of headers.
 
 pub mod headers;
 pub mod listen;
 pub mod result;
+pub mod schema;
 pub mod stream;
 
 use std::borrow::Cow;

@@ -14,6 +14,7 @@ use serde_json::Value;
 use crate::json::{self, Reader};
 use crate::mcp::Output;
 use crate::mcp::headers::ParamHeader;
+use crate::mcp::schema;
 use crate::protocol::{Features, SessionId, Spelling};
 
 /// The longest tool name, in Unicode scalar values (MCP allows 128 characters).
@@ -489,89 +490,22 @@ fn check_root(schema: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Walks a schema for what reaches beyond it: references to other documents, and `x-mcp-header`.
+/// Refuses what reaches beyond the schema, and finds the arguments that clients repeat in headers.
 fn check_schema(schema: &str) -> Result<Vec<ParamHeader>, String> {
     let mut headers = Vec::new();
     // Escapes could hide either word; without both and without escapes there is nothing to find.
     if ["$ref", "$dynamicRef", "$recursiveRef", "x-mcp-header", "\\"].iter().any(|word| schema.contains(word)) {
         let schema: Value = serde_json::from_str(schema).map_err(|error| format!("{error}."))?;
-        walk_schema(&schema, Some(&mut Vec::new()), &mut headers)?;
+        schema::walk(&schema, &mut |keyword| match keyword.name {
+            "$ref" | "$dynamicRef" | "$recursiveRef"
+                if keyword.value.as_str().is_some_and(|target| !target.starts_with('#')) =>
+            {
+                Err(format!("{}: only references within the schema ('#…') are allowed.", keyword.name))
+            }
+            _ => keyword.collect_param_header(&mut headers),
+        })?;
     }
     Ok(headers)
-}
-
-/// `path` is how the schema is reached from the root through `properties` alone; `None` if it is not.
-fn walk_schema(
-    schema: &Value,
-    mut path: Option<&mut Vec<String>>,
-    headers: &mut Vec<ParamHeader>,
-) -> Result<(), String> {
-    let object = match schema {
-        Value::Object(object) => object,
-        Value::Array(schemas) => {
-            for schema in schemas {
-                walk_schema(schema, None, headers)?;
-            }
-            return Ok(());
-        }
-        _ => return Ok(()),
-    };
-    for (key, value) in object {
-        match key.as_str() {
-            "$ref" | "$dynamicRef" | "$recursiveRef" => {
-                if value.as_str().is_some_and(|target| !target.starts_with('#')) {
-                    return Err(format!("{key}: only references within the schema ('#…') are allowed."));
-                }
-            }
-            "x-mcp-header" => headers.push(param_header(value, object, path.as_deref(), headers)?),
-            // Data, not schemas.
-            "const" | "enum" | "default" | "examples" => {}
-            "properties" => {
-                for (name, property) in value.as_object().into_iter().flatten() {
-                    match path.as_deref_mut() {
-                        Some(path) => {
-                            path.push(name.clone());
-                            walk_schema(property, Some(path), headers)?;
-                            path.pop();
-                        }
-                        None => walk_schema(property, None, headers)?,
-                    }
-                }
-            }
-            // Their keys are names, not keywords.
-            "patternProperties" | "$defs" | "definitions" | "dependentSchemas" => {
-                for schema in value.as_object().into_iter().flat_map(|map| map.values()) {
-                    walk_schema(schema, None, headers)?;
-                }
-            }
-            _ => walk_schema(value, None, headers)?,
-        }
-    }
-    Ok(())
-}
-
-fn param_header(
-    value: &Value,
-    property: &serde_json::Map<String, Value>,
-    path: Option<&Vec<String>>,
-    others: &[ParamHeader],
-) -> Result<ParamHeader, String> {
-    let invalid = |why: &str| Err(format!("x-mcp-header: {why}"));
-    let Some(path) = path.filter(|path| !path.is_empty()) else {
-        return invalid("is only allowed on properties that are reached through 'properties' alone.");
-    };
-    let is_token = |c: char| c.is_ascii_alphanumeric() || "!#$%&'*+-.^_`|~".contains(c);
-    let Some(name) = value.as_str().filter(|name| !name.is_empty() && name.chars().all(is_token)) else {
-        return invalid("must be a non-empty HTTP field name.");
-    };
-    if !matches!(property.get("type").and_then(Value::as_str), Some("string" | "integer" | "boolean")) {
-        return invalid("is only allowed on a property of type string, integer or boolean.");
-    }
-    let header = format!("mcp-param-{}", name.to_ascii_lowercase());
-    if others.iter().any(|other| other.header == header) {
-        return invalid("must be unique, whatever the case of its letters.");
-    }
-    Ok(ParamHeader { header, path: path.clone() })
 }
 
 fn check_annotations(annotations: Option<&str>) -> Result<(), String> {

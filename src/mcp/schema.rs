@@ -1,0 +1,131 @@
+//! JSON Schemas of tools, as far as MCP gives their keywords a meaning of its own: `x-mcp-header`.
+//!
+//! Servers refuse a tool whose annotation breaks the rules, and clients over HTTP leave such a tool out; both find
+//! the annotations here (2026-07-28, Streamable HTTP, "Custom Headers from Tool Parameters").
+
+use serde_json::{Map, Value};
+
+use super::headers::ParamHeader;
+
+/// One keyword of a schema, or of a schema within it.
+#[derive(Debug, Clone, Copy)]
+pub struct Keyword<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Its value.
+    pub value: &'a Value,
+    /// The schema that it belongs to.
+    schema: &'a Map<String, Value>,
+    /// The property names that lead to that schema; `None` if something else than `properties` lies between.
+    path: Option<&'a [String]>,
+}
+
+/// Calls `each` for every keyword of `schema` and of the schemas within it.
+///
+/// # Errors
+/// The first error of `each`.
+pub fn walk(schema: &Value, each: &mut impl FnMut(Keyword<'_>) -> Result<(), String>) -> Result<(), String> {
+    walk_from(schema, Some(&mut Vec::new()), each)
+}
+
+fn walk_from(
+    schema: &Value,
+    mut path: Option<&mut Vec<String>>,
+    each: &mut impl FnMut(Keyword<'_>) -> Result<(), String>,
+) -> Result<(), String> {
+    let object = match schema {
+        Value::Object(object) => object,
+        Value::Array(schemas) => return schemas.iter().try_for_each(|schema| walk_from(schema, None, each)),
+        _ => return Ok(()),
+    };
+    for (name, value) in object {
+        each(Keyword { name, value, schema: object, path: path.as_deref().map(Vec::as_slice) })?;
+        match name.as_str() {
+            // Data, not schemas.
+            "const" | "enum" | "default" | "examples" | "x-mcp-header" => {}
+            "properties" => {
+                for (name, property) in value.as_object().into_iter().flatten() {
+                    match path.as_deref_mut() {
+                        Some(path) => {
+                            path.push(name.clone());
+                            walk_from(property, Some(path), each)?;
+                            path.pop();
+                        }
+                        None => walk_from(property, None, each)?,
+                    }
+                }
+            }
+            // Their keys are names, not keywords.
+            "patternProperties" | "$defs" | "definitions" | "dependentSchemas" => {
+                for schema in value.as_object().into_iter().flat_map(Map::values) {
+                    walk_from(schema, None, each)?;
+                }
+            }
+            _ => walk_from(value, None, each)?,
+        }
+    }
+    Ok(())
+}
+
+impl Keyword<'_> {
+    /// Adds the header that this keyword asks for, if it is `x-mcp-header`, to those found before it.
+    ///
+    /// # Errors
+    /// A sentence for the tool's developer, if it breaks the rules.
+    pub fn collect_param_header(&self, headers: &mut Vec<ParamHeader>) -> Result<(), String> {
+        if self.name != "x-mcp-header" {
+            return Ok(());
+        }
+        let invalid = |why: &str| Err(format!("x-mcp-header: {why}"));
+        let Some(path) = self.path.filter(|path| !path.is_empty()) else {
+            return invalid("is only allowed on properties that are reached through 'properties' alone.");
+        };
+        let is_token = |c: char| c.is_ascii_alphanumeric() || "!#$%&'*+-.^_`|~".contains(c);
+        let Some(name) = self.value.as_str().filter(|name| !name.is_empty() && name.chars().all(is_token)) else {
+            return invalid("must be a non-empty HTTP field name.");
+        };
+        if !matches!(self.schema.get("type").and_then(Value::as_str), Some("string" | "integer" | "boolean")) {
+            return invalid("is only allowed on a property of type string, integer or boolean.");
+        }
+        let header = format!("mcp-param-{}", name.to_ascii_lowercase());
+        if headers.iter().any(|other| other.header == header) {
+            return invalid("must be unique, whatever the case of its letters.");
+        }
+        headers.push(ParamHeader { header, path: path.to_vec() });
+        Ok(())
+    }
+}
+
+/// The arguments that clients repeat in headers, in the schema's order.
+///
+/// # Errors
+/// A sentence for the tool's developer, if an annotation breaks the rules.
+pub fn param_headers(schema: &Value) -> Result<Vec<ParamHeader>, String> {
+    let mut headers = Vec::new();
+    walk(schema, &mut |keyword| keyword.collect_param_header(&mut headers))?;
+    Ok(headers)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn annotations_are_found_through_properties_alone() {
+        let property = json!({ "type": "string", "x-mcp-header": "Region" });
+        let found = param_headers(&json!({ "properties": { "o": { "properties": { "r": property } } } }));
+        let expected = ParamHeader { header: "mcp-param-region".into(), path: vec!["o".into(), "r".into()] };
+        assert_eq!(found, Ok(vec![expected]));
+        for elsewhere in [
+            json!({ "x-mcp-header": "Region", "type": "string" }),
+            json!({ "items": property }),
+            json!({ "properties": { "r": { "anyOf": [property] } } }),
+            json!({ "$defs": { "r": property } }),
+        ] {
+            assert!(param_headers(&elsewhere).is_err(), "{elsewhere}");
+        }
+        let data = json!({ "properties": { "x-mcp-header": { "type": "string" } }, "default": property });
+        assert_eq!(param_headers(&data), Ok(Vec::new()));
+    }
+}
