@@ -27,9 +27,11 @@
 //! | [`proxy::bridge::socket`] | the one task that owns a bridge's WebSocket |
 //! | [`proxy::connection`] | a client connection's clocks |
 //! | [`proxy::body`], [`proxy::error`], [`proxy::cors`] | reading bodies within bounds; errors; invited web pages |
+//! | [`stdio`] | the program for MCP clients that can only start a process |
 //! | [`demo`] | an app and a client that show the whole way |
 //!
-//! Imports point down: `bin → proxy, demo → mcp → jsonrpc, cancel, protocol, auth, process → json`.
+//! Imports point down: `bin → proxy, stdio, demo → mcp → jsonrpc, cancel, protocol, auth, process → json`.
+//! [`proxy`] and [`stdio`] do not know each other.
 //!
 //! # The walk of one tools/call
 //!
@@ -55,3 +57,4 @@ pub mod mcp;
 pub mod process;
 pub mod protocol;
 pub mod proxy;
+pub mod stdio;

@@ -29,3 +29,5 @@ mod program;
 mod sessions;
 /// Stopping without losing anything.
 mod shutdown;
+/// The stdio program.
+mod stdio;
