@@ -300,6 +300,41 @@ async fn outlive_a_restart(client: Client) {
     drop(server);
 }
 
+/// The same over stdio: the client starts our program, which names the session.
+async fn speak_stdio(client: Client) {
+    let server = server().await;
+    let lending = LendingApp::start(&server).await;
+    let plan = json!({
+        "command": env!("CARGO_BIN_EXE_openclaw-mcp-stdio"),
+        "args": [],
+        "env": {
+            "OPENCLAW_PROXY_SERVER_URL": server.base,
+            "OPENCLAW_PROXY_OPENCLAW_TOKEN": "claw-token",
+            "OPENCLAW_PROXY_SESSION_ID": lending.app.id,
+        },
+        "timeout_ms": 20_000,
+        "steps": [
+            ["list"],
+            ["call", "echo_text", { "text": "h\u{e9}llo \u{1f600}\u{2028}" }],
+            ["call", "image", {}],
+            ["call", "fail", {}],
+            ["parallel", [["echo_text", { "text": "left" }], ["echo_text", { "text": "right" }]]],
+            ["abort", "slow", {}, 1200],
+            ["call", "echo_text", { "text": "after the abort" }],
+        ],
+    });
+    let report = client.run(plan).await;
+    let steps = report["steps"].as_array().unwrap_or_else(|| panic!("{report}"));
+    assert_eq!(steps[0]["ok"].as_array().map(Vec::len), Some(4), "{report}");
+    assert!(text(&steps[1]).contains("h\u{e9}llo \u{1f600}"), "{}", steps[1]);
+    assert!(steps[2].to_string().contains(PNG), "{}", steps[2]);
+    assert!(steps[3]["ok"]["isError"] == true && text(&steps[3]).contains("The printer is on fire."), "{}", steps[3]);
+    let both = steps[4]["ok"].as_array().unwrap_or_else(|| panic!("{}", steps[4]));
+    assert!(both[0].to_string().contains("left") && both[1].to_string().contains("right"), "{}", steps[4]);
+    assert!(steps[5]["error"].is_string(), "{}", steps[5]);
+    assert!(text(&steps[6]).contains("after the abort"), "{}", steps[6]);
+}
+
 /// A folder of this test's own.
 fn tempfile(name: &str) -> PathBuf {
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
@@ -331,6 +366,12 @@ macro_rules! client_tests {
             $(#[$attribute])*
             async fn outlives_a_restart_of_the_proxy() {
                 outlive_a_restart($client).await;
+            }
+
+            #[tokio::test]
+            $(#[$attribute])*
+            async fn speaks_stdio_through_our_program() {
+                speak_stdio($client).await;
             }
         }
     )*};

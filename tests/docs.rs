@@ -32,10 +32,10 @@ fn the_sample_apps_are_the_ones_that_are_tested() {
 fn every_json_block_is_json_and_openclaw_gets_the_keys_it_knows() {
     let parsed: Vec<Value> = blocks("json").iter().map(|block| serde_json::from_str(block).expect(block)).collect();
     let openclaw: Vec<_> = parsed.iter().filter_map(|block| block["mcp"]["servers"]["my-app"].as_object()).collect();
-    assert_eq!(openclaw.len(), 2);
+    let transports: Vec<_> = openclaw.iter().map(|server| server["transport"].as_str().unwrap()).collect();
+    assert_eq!(transports, ["streamable-http", "streamable-http", "stdio"]);
     for server in openclaw {
-        assert_eq!(server["transport"], "streamable-http");
-        let known = ["url", "transport", "headers", "requestTimeoutMs"];
+        let known = ["url", "transport", "headers", "requestTimeoutMs", "command", "env"];
         assert!(server.keys().all(|key| known.contains(&key.as_str())));
     }
 }

@@ -45,6 +45,7 @@ async fn an_unknown_session_and_a_missing_one_are_told_apart() {
     let by_path = McpClient::new(&format!("{}/v1/mcp/{unknown}", server.base));
     let bare = McpClient::new(&format!("{}/v1/mcp", server.base));
     let by_header = bare.clone().header("MCP-Session-Id", unknown);
+    let by_alias = bare.clone().header("X-OpenClaw-Session-Id", unknown);
     for (client, method, status) in [
         (&by_path, "tools/list", 404),
         (&by_path, "initialize", 404),
@@ -52,6 +53,8 @@ async fn an_unknown_session_and_a_missing_one_are_told_apart() {
         (&by_header, "tools/list", 404),
         (&by_header, "tools/call", 404),
         (&by_header, "initialize", 200),
+        (&by_alias, "initialize", 404),
+        (&by_alias, "ping", 404),
         (&by_header, "ping", 200),
         (&bare, "tools/list", 400),
         (&bare, "tools/call", 400),

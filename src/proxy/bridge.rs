@@ -362,7 +362,7 @@ impl Bridge {
         !alive
     }
 
-    /// Ends the calls whose time has been over for [`OVERDUE`]. A caller ends its call itself, unless its client
+    /// Ends the calls whose time has been over for five seconds. A caller ends its call itself, unless its client
     /// takes nothing, so that the caller never gets to run.
     pub fn end_overdue(&self, now: Instant) {
         let mut state = self.state();

@@ -248,8 +248,9 @@ enum Target {
     None,
     /// This one.
     Session(Entry),
-    /// One that does not exist; `by_path` if the URL names it.
-    Unknown { by_path: bool, is_literal: bool },
+    /// One that does not exist. Forgivable, for a handshake, is what a client's library may have said on its own
+    /// account: `MCP-Session-Id`. The URL and our own header it only has from its user.
+    Unknown { is_forgivable: bool, is_literal: bool },
     /// Headers that contradict each other.
     Conflict,
 }
@@ -262,7 +263,7 @@ impl Target {
         let in_path = path.strip_prefix("/v1/mcp").unwrap_or_default().trim_matches('/');
         if !in_path.is_empty() {
             let is_literal = in_path.contains("$%7B") || in_path.contains("${");
-            return get(in_path).map_or(Target::Unknown { by_path: true, is_literal }, Target::Session);
+            return get(in_path).map_or(Target::Unknown { is_forgivable: false, is_literal }, Target::Session);
         }
         let mut named: Option<&str> = None;
         for value in headers.get_all(SESSION_HEADER_ALIAS).iter().chain(headers.get_all(SESSION_HEADER)) {
@@ -276,7 +277,8 @@ impl Target {
         }
         let Some(named) = named else { return Target::None };
         let is_literal = named.contains("${");
-        get(named).map_or(Target::Unknown { by_path: false, is_literal }, Target::Session)
+        let is_forgivable = !headers.contains_key(SESSION_HEADER_ALIAS);
+        get(named).map_or(Target::Unknown { is_forgivable, is_literal }, Target::Session)
     }
 
     /// The session to serve. A `sessionless` message gets through whatever a header says.
@@ -284,7 +286,7 @@ impl Target {
         match self {
             Target::Session(entry) => Ok(Some(entry)),
             Target::None => Ok(None),
-            Target::Unknown { by_path: false, .. } | Target::Conflict if sessionless => Ok(None),
+            Target::Unknown { is_forgivable: true, .. } | Target::Conflict if sessionless => Ok(None),
             Target::Unknown { is_literal: true, .. } => {
                 let message =
                     "The session id is a literal ${…}: the client did not expand a variable of its configuration.";
