@@ -5,6 +5,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::time::Duration;
 
 use crate::json::{self, JsonError, Reader};
 
@@ -269,6 +270,31 @@ pub fn finish_invoke(frame: &mut Vec<u8>, spelling: Spelling, timeout_ms: Option
         push_member(frame, name, &timeout_ms.to_string());
     }
     frame.push(b'}');
+}
+
+/// Marks an open `invoke_tool` frame as sent again, because the app said that it never saw the call.
+pub fn mark_redelivery(frame: &mut Vec<u8>) {
+    push_member(frame, "redelivery", "true");
+}
+
+/// A `hello` frame, the first on every bridge of an app that resumes calls. `pending` are the numbers of the calls
+/// that an earlier socket has carried to the app, or may have.
+pub fn hello_frame(
+    session: SessionId,
+    epoch: u64,
+    instance: &str,
+    grace: Duration,
+    pending: impl Iterator<Item = u64>,
+    spelling: Spelling,
+) -> Vec<u8> {
+    let grace_seconds = if spelling == Spelling::Snake { "grace_seconds" } else { "graceSeconds" };
+    let grace = grace.as_secs_f64();
+    let pending: Vec<String> = pending.map(|number| format!("\"{session}:{number}\"")).collect();
+    let pending = pending.join(",");
+    format!(
+        r#"{{"type":"hello","mcpSessionId":"{session}","epoch":{epoch},"instance":"{instance}","{grace_seconds}":{grace},"pending":[{pending}]}}"#
+    )
+    .into_bytes()
 }
 
 fn push_member(out: &mut Vec<u8>, name: &str, value: &str) {

@@ -62,6 +62,8 @@ pub struct ProxyState {
     /// Bridges, which hyper does not know any more after their upgrade.
     tasks: TaskTracker,
     draining: AtomicBool,
+    /// Ends when nothing may be waited for any more.
+    closing: CancellationToken,
 }
 
 impl ProxyState {
@@ -71,6 +73,7 @@ impl ProxyState {
             queue_bytes: config.max_queue_bytes,
             result_bytes: config.max_result_bytes,
             json_depth: config.max_json_depth,
+            resume_grace: config.resume_grace.0,
         };
         // One tenant so far, so the smaller of the two bounds holds.
         let max_sessions = config.max_sessions.min(config.max_sessions_per_tenant);
@@ -81,6 +84,7 @@ impl ProxyState {
             registry: Registry::new(config.session_ttl.0, max_sessions, config.max_listeners_per_session, limits),
             tasks: TaskTracker::new(),
             draining: AtomicBool::new(false),
+            closing: CancellationToken::new(),
             config,
         }
     }
@@ -173,6 +177,7 @@ impl Server {
             tracing::warn!(calls_in_flight = state.registry.calls_in_flight(), "calls did not end in time");
         }
         state.registry.shut_down();
+        state.closing.cancel();
         let ended = async { tokio::join!(connections.wait(), state.tasks.wait()) };
         if tokio::time::timeout(CLOSE_GRACE, ended).await.is_err() {
             tracing::warn!(open = connections.len() + state.tasks.len(), "connections did not close in time");

@@ -193,7 +193,7 @@ pub async fn bridge(State(state): State<Arc<ProxyState>>, mut request: Request) 
                     let update = |tools: &str| {
                         update_tools(&state, id, tools).map(|(count, _)| count).map_err(ApiError::into_detail)
                     };
-                    socket::run(websocket, entry.bridge, settings, update).await;
+                    socket::run(websocket, entry.bridge, settings, update, &state.closing).await;
                 }
             }
         }

@@ -7,12 +7,16 @@
 //! Every accepted socket gets its own epoch, so a late goodbye of a replaced one cannot evict its successor. A
 //! call is known by our own number, never by the client's JSON-RPC id, for those collide. A call that is dropped
 //! by its caller leaves at once: its slot is free, an app that wants to know is told, a late result is ignored.
+//!
+//! A call is executed at most once. When a socket goes, the calls that it carried end; those of an app that resumes
+//! wait for a grace, are named in the `hello` of the next socket, and are sent again only if the app says that it
+//! never saw them.
 
 pub mod socket;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
@@ -41,6 +45,8 @@ pub struct BridgeLimits {
     pub result_bytes: usize,
     /// The deepest nesting of a frame.
     pub json_depth: usize,
+    /// How long the calls of an app that resumes wait for its return.
+    pub resume_grace: Duration,
 }
 
 /// What happens so often, or so quietly, that it is only counted.
@@ -67,6 +73,12 @@ pub enum CallError {
     /// The app's socket went while it had the call. It may have run; it is never sent twice.
     #[error("Bridge disconnected before the tool answered.")]
     Lost,
+    /// The app, which resumes calls, had the call and did not come back in time.
+    #[error("Bridge disconnected before the tool answered, and the app did not come back within {} s. The tool may have run.", .0.as_secs_f64())]
+    NotResumed(Duration),
+    /// The app, which resumes calls, did not come back in time to get the call.
+    #[error("Bridge is not connected. The call was not delivered.")]
+    NotDelivered,
     /// The call's time was over.
     #[error("Tool call timed out after {} s.", .0.as_secs_f64())]
     Timeout(Duration),
@@ -136,6 +148,8 @@ struct State {
     /// Of the newest socket; 0 before the first.
     epoch: u64,
     attached: Option<Attached>,
+    /// Calls wait for the app to come back after its socket went.
+    parked: Option<Parked>,
     /// The number of the newest call.
     number: u64,
     calls: BTreeMap<u64, Pending>,
@@ -161,6 +175,14 @@ struct Attached {
     waker: Option<Waker>,
 }
 
+/// The calls of a socket that has gone wait for the next one.
+#[derive(Debug, Clone, Copy)]
+struct Parked {
+    /// The socket that has gone.
+    epoch: u64,
+    until: Instant,
+}
+
 /// A call in flight.
 #[derive(Debug)]
 struct Pending {
@@ -169,8 +191,10 @@ struct Pending {
     progress: Option<ProgressPipe>,
     deadline: Instant,
     timeout: Duration,
-    /// The frame was handed to the socket: the app may have it.
-    sent: bool,
+    /// The epoch of the socket that the frame was handed to: the app may have it.
+    sent: Option<u64>,
+    /// The frame, still open at its end, to be sent again if the app never saw it.
+    frame: Option<Vec<u8>>,
 }
 
 #[derive(Debug)]
@@ -254,6 +278,7 @@ impl Bridge {
             state: Mutex::new(State {
                 epoch: 0,
                 attached: None,
+                parked: None,
                 number: 0,
                 calls: BTreeMap::new(),
                 outbox: VecDeque::new(),
@@ -307,10 +332,10 @@ impl Bridge {
         };
         let deadline = now + request.timeout;
         let timeout = request.timeout;
-        let pending = Pending { client_id: request.client_id.into(), reply, progress, deadline, timeout, sent: false };
+        let pending = Pending { client_id: request.client_id.into(), reply, progress, deadline, timeout, sent: None, frame: None };
         {
             let mut state = self.state();
-            state.admission(self)?;
+            state.admission(self, now)?;
             if state.outbox_bytes + frame.len() > self.limits.queue_bytes {
                 return Err(CallError::QueueFull(self.limits.queue_bytes));
             }
@@ -394,7 +419,7 @@ impl Bridge {
         state.ended = Some((error.clone(), to_newcomers));
         state.drop_unsent();
         while let Some((number, call)) = state.calls.pop_first() {
-            if self.features.cancel && call.sent && close == Close::Deleted {
+            if self.features.cancel && call.sent.is_some() && close == Close::Deleted {
                 let frame = protocol::cancel_frame(self.session, number, CancelReason::SessionDeleted, self.spelling);
                 state.push(Outgoing::Other(frame));
             }
@@ -435,26 +460,50 @@ impl Bridge {
         }
         state.epoch += 1;
         state.last_sign = now;
+        state.parked = None;
         let epoch = state.epoch;
+        if self.features.resume {
+            let pending = state.calls.iter().filter(|(_, call)| call.sent.is_some()).map(|(number, _)| *number);
+            let grace = self.limits.resume_grace;
+            let hello = protocol::hello_frame(self.session, epoch, instance(), grace, pending, self.spelling);
+            // Calls that came in between wait behind it.
+            state.outbox_bytes += hello.len();
+            state.outbox.push_front(Outgoing::Other(hello));
+        }
         state.attached =
             Some(Attached { epoch, since: now, close: None, probes: Vec::new(), probe_due: false, waker: None });
         Attempt::Attached(epoch)
     }
 
-    /// The socket of `epoch` is gone, or must make room. Its calls end; those that were not sent yet are told so.
-    pub fn detach(&self, epoch: u64, now: Instant) {
+    /// The socket of `epoch` is gone, or must make room. Its calls end, those that were not sent yet with another
+    /// word; the calls of an app that resumes wait until the time that is returned.
+    pub fn detach(&self, epoch: u64, now: Instant) -> Option<Instant> {
         let mut state = self.state();
         if state.attached.as_ref().is_none_or(|attached| attached.epoch != epoch) {
-            return;
+            return None;
         }
         state.wake();
         state.attached = None;
         state.last_sign = now;
-        state.outbox.clear();
-        state.outbox_bytes = 0;
-        while let Some((_, call)) = state.calls.pop_first() {
-            let error = if call.sent { CallError::Lost } else { CallError::NotConnected };
-            state.finish(call, Err(error), now);
+        if self.features.resume && state.ended.is_none() {
+            // What was to be told to that socket is told by the next hello, or not needed any more.
+            state.outbox.retain(|outgoing| matches!(outgoing, Outgoing::Invoke(..)));
+            state.outbox_bytes = state.outbox.iter().map(Outgoing::len).sum();
+            let until = now + self.limits.resume_grace;
+            state.parked = Some(Parked { epoch, until });
+            return Some(until);
+        }
+        state.fail_all(&CallError::Lost, &CallError::NotConnected, now);
+        None
+    }
+
+    /// The grace after the socket of `epoch` is over. If no other has come, its calls end.
+    pub fn end_grace(&self, epoch: u64, now: Instant) {
+        let mut state = self.state();
+        if state.parked.is_some_and(|parked| parked.epoch == epoch) {
+            state.parked = None;
+            let grace = self.limits.resume_grace;
+            state.fail_all(&CallError::NotResumed(grace), &CallError::NotDelivered, now);
         }
     }
 
@@ -474,7 +523,10 @@ impl Bridge {
                 Outgoing::Invoke(number, mut frame) => {
                     // A call whose time is over, or whose caller has gone, does not start.
                     let Some(call) = state.calls.get_mut(&number).filter(|call| call.deadline > now) else { continue };
-                    call.sent = true;
+                    call.sent = Some(epoch);
+                    if self.features.resume {
+                        call.frame = Some(frame.clone());
+                    }
                     let left = self.features.deadline.then(|| call.deadline.duration_since(now).as_millis());
                     protocol::finish_invoke(&mut frame, self.spelling, left);
                     return Next::Send(frame);
@@ -503,6 +555,10 @@ impl Bridge {
         }
         match frame {
             Ok(FromApp::Pong) => Received::Done,
+            Ok(FromApp::Result { call, answer: Answer::UnknownRequest }) if self.features.resume => {
+                state.redeliver(self, &call, now);
+                Received::Done
+            }
             Ok(FromApp::Result { call, answer }) => {
                 let outcome = self.outcome(answer, message);
                 state.resolve(self, &call, outcome, now);
@@ -510,7 +566,8 @@ impl Bridge {
             }
             Ok(FromApp::Progress { call, progress }) => {
                 let number = call.number_in(self.session);
-                if let Some(call) = number.and_then(|number| state.calls.get_mut(&number)) {
+                let call = number.and_then(|number| state.calls.get_mut(&number));
+                if let Some(call) = call.filter(|call| call.sent.is_some()) {
                     call.report(progress);
                 }
                 Received::Done
@@ -553,6 +610,11 @@ impl Bridge {
         }
     }
 
+    fn ignore_result(&self) {
+        Counters::count(&self.counters.results_ignored);
+        tracing::debug!(session.id = %self.session.short(), "ignored a result for no call in flight");
+    }
+
     fn outcome(&self, answer: Answer<'_>, message: &Bytes) -> Outcome {
         let check_size = |text: &str| {
             let (size, limit) = (text.len(), self.limits.result_bytes);
@@ -576,12 +638,20 @@ impl Bridge {
     }
 }
 
+/// This process, as apps that resume calls see it: another one knows nothing of their calls.
+fn instance() -> &'static str {
+    static INSTANCE: LazyLock<String> = LazyLock::new(|| SessionId::random().short().to_string());
+    &INSTANCE
+}
+
 impl State {
-    fn admission(&self, bridge: &Bridge) -> Result<(), CallError> {
+    fn admission(&self, bridge: &Bridge, now: Instant) -> Result<(), CallError> {
         if let Some((error, _)) = &self.ended {
             return Err(error.clone());
         }
-        if self.attached.as_ref().is_none_or(|attached| attached.close.is_some()) {
+        let is_connected = self.attached.as_ref().is_some_and(|attached| attached.close.is_none());
+        let is_awaited = self.parked.is_some_and(|parked| now < parked.until);
+        if !is_connected && !is_awaited {
             return Err(CallError::NotConnected);
         }
         if self.calls.len() >= bridge.limits.calls {
@@ -592,7 +662,7 @@ impl State {
 
     /// Lets a call in and gives it a number.
     fn admit(&mut self, bridge: &Bridge, request: &CallRequest<'_>, now: Instant) -> Result<u64, CallError> {
-        self.admission(bridge)?;
+        self.admission(bridge, now)?;
         if self.tombstones.take(request.client_id, now) {
             return Err(CallError::Cancelled);
         }
@@ -644,7 +714,7 @@ impl State {
     ) -> Option<Pending> {
         let call = self.calls.remove(&number)?;
         self.tombstones.answered(&call.client_id, now);
-        if !call.sent {
+        if call.sent.is_none() {
             let mine = |outgoing: &Outgoing| matches!(outgoing, Outgoing::Invoke(n, _) if *n == number);
             if let Some(at) = self.outbox.iter().position(mine)
                 && let Some(outgoing) = self.outbox.remove(at)
@@ -659,16 +729,44 @@ impl State {
 
     fn resolve(&mut self, bridge: &Bridge, call: &CallRef<'_>, outcome: Outcome, now: Instant) {
         let number = call.number_in(bridge.session);
-        match number.filter(|number| self.calls.get(number).is_some_and(|call| call.sent)) {
-            Some(number) => {
-                if let Some(call) = self.calls.remove(&number) {
-                    self.finish(call, outcome, now);
-                }
-            }
-            None => {
-                Counters::count(&bridge.counters.results_ignored);
-                tracing::debug!(session.id = %bridge.session.short(), "ignored a result for no call in flight");
-            }
+        match number.filter(|number| self.calls.get(number).is_some_and(|call| call.sent.is_some())) {
+            Some(number) => self.resolve_number(number, outcome, now),
+            None => bridge.ignore_result(),
+        }
+    }
+
+    /// The app never saw a call that an earlier socket carried: it is sent again, as the same call.
+    fn redeliver(&mut self, bridge: &Bridge, call: &CallRef<'_>, now: Instant) {
+        let number = call.number_in(bridge.session);
+        let Some((number, call)) = number.and_then(|n| Some((n, self.calls.get_mut(&n).filter(|call| call.sent.is_some())?)))
+        else {
+            return bridge.ignore_result();
+        };
+        // Of a call that this very socket carried, the app cannot say so: it has forgotten it.
+        if call.sent == Some(self.epoch) {
+            let error = CallError::Malformed("It says that it does not know the call.".into());
+            return self.resolve_number(number, Err(error), now);
+        }
+        call.sent = None;
+        if let Some(mut frame) = call.frame.take() {
+            protocol::mark_redelivery(&mut frame);
+            self.push(Outgoing::Invoke(number, frame));
+        }
+    }
+
+    fn resolve_number(&mut self, number: u64, outcome: Outcome, now: Instant) {
+        if let Some(call) = self.calls.remove(&number) {
+            self.finish(call, outcome, now);
+        }
+    }
+
+    /// Ends all calls: those that the app may have, and those that it cannot have.
+    fn fail_all(&mut self, sent: &CallError, unsent: &CallError, now: Instant) {
+        self.outbox.clear();
+        self.outbox_bytes = 0;
+        while let Some((_, call)) = self.calls.pop_first() {
+            let error = if call.sent.is_some() { sent } else { unsent };
+            self.finish(call, Err(error.clone()), now);
         }
     }
 

@@ -67,6 +67,9 @@ pub struct Config {
     /// How long a connected bridge may take to show that it is alive when a second one comes.
     #[serde(rename = "probe_seconds")]
     pub probe: Seconds,
+    /// How long the calls of an app that resumes them wait for its return.
+    #[serde(rename = "resume_grace_seconds")]
+    pub resume_grace: Seconds,
     /// How long an app or a client may take nothing of what is sent to it.
     #[serde(rename = "write_stall_seconds")]
     pub write_stall: Seconds,
@@ -147,6 +150,7 @@ impl Default for Config {
             keep_alive: Seconds::new(15),
             ping: Seconds::new(20),
             probe: Seconds::new(2),
+            resume_grace: Seconds::new(15),
             write_stall: Seconds::new(10),
             header_timeout: Seconds::new(10),
             idle: Seconds::new(90),

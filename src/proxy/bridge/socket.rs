@@ -14,6 +14,7 @@ use bytes::Bytes;
 use futures_util::{Sink, Stream};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Interval, MissedTickBehavior};
+use tokio_util::sync::CancellationToken;
 use tokio_websockets::{CloseCode, Config as CodecConfig, Limits, Message, ServerBuilder, WebSocketStream};
 
 use crate::protocol::{self, Close};
@@ -57,7 +58,8 @@ pub async fn refuse<S: AsyncRead + AsyncWrite + Unpin>(mut socket: WebSocketStre
     let _timed_out = tokio::time::timeout(CLOSE_TIMEOUT, close_socket(&mut socket, close)).await;
 }
 
-/// Connects a socket to its session and serves it until either goes.
+/// Connects a socket to its session and serves it until either goes, and then, for an app that resumes calls, until
+/// its grace is over or `stop` says that the process ends.
 ///
 /// `update_tools` is called for frames of that kind; its error is sent to the app.
 pub async fn run<S: AsyncRead + AsyncWrite + Unpin>(
@@ -65,6 +67,7 @@ pub async fn run<S: AsyncRead + AsyncWrite + Unpin>(
     bridge: Arc<Bridge>,
     settings: SocketSettings,
     update_tools: impl Fn(&str) -> Result<usize, String>,
+    stop: &CancellationToken,
 ) {
     let attachment = match attach(&bridge, settings.probe).await {
         Ok(attachment) => attachment,
@@ -73,9 +76,16 @@ pub async fn run<S: AsyncRead + AsyncWrite + Unpin>(
     let end = Pump::new(&mut socket, &attachment, settings, update_tools).run().await;
     tracing::info!(bridge.epoch = attachment.epoch, end = ?end, "bridge disconnected");
     // From here on the app has no bridge, however long it takes to say goodbye.
-    drop(attachment);
+    let (epoch, grace_end) = attachment.detach();
     if let End::Close(close) = end {
         refuse(socket, close).await;
+    } else {
+        drop(socket);
+    }
+    if let Some(grace_end) = grace_end
+        && stop.run_until_cancelled(tokio::time::sleep_until(grace_end.into())).await.is_some()
+    {
+        bridge.end_grace(epoch, Instant::now());
     }
 }
 
@@ -83,6 +93,13 @@ pub async fn run<S: AsyncRead + AsyncWrite + Unpin>(
 struct Attachment {
     bridge: Arc<Bridge>,
     epoch: u64,
+}
+
+impl Attachment {
+    /// Lets go of the session; until when its calls wait for the app.
+    fn detach(self) -> (u64, Option<Instant>) {
+        (self.epoch, self.bridge.detach(self.epoch, Instant::now()))
+    }
 }
 
 impl Drop for Attachment {
@@ -105,7 +122,8 @@ async fn attach(bridge: &Arc<Bridge>, probe: Duration) -> Result<Attachment, Clo
                 Ok(Ok(())) => return Err(Close::AlreadyConnected),
                 // It went by itself.
                 Ok(Err(_)) => {}
-                Err(_) => bridge.detach(epoch, Instant::now()),
+                // Its own task waits for the end of a grace that ends now.
+                Err(_) => _ = bridge.detach(epoch, Instant::now()),
             },
         }
     }
