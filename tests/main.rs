@@ -25,6 +25,8 @@ mod listen;
 mod mcp;
 /// The program: the demo, exit codes, signals, logs.
 mod program;
+/// Calls that outlive the socket that carried them.
+mod resume;
 /// What apps do over HTTP.
 mod sessions;
 /// Stopping without losing anything.

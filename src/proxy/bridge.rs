@@ -332,7 +332,15 @@ impl Bridge {
         };
         let deadline = now + request.timeout;
         let timeout = request.timeout;
-        let pending = Pending { client_id: request.client_id.into(), reply, progress, deadline, timeout, sent: None, frame: None };
+        let pending = Pending {
+            client_id: request.client_id.into(),
+            reply,
+            progress,
+            deadline,
+            timeout,
+            sent: None,
+            frame: None,
+        };
         {
             let mut state = self.state();
             state.admission(self, now)?;
@@ -738,7 +746,8 @@ impl State {
     /// The app never saw a call that an earlier socket carried: it is sent again, as the same call.
     fn redeliver(&mut self, bridge: &Bridge, call: &CallRef<'_>, now: Instant) {
         let number = call.number_in(bridge.session);
-        let Some((number, call)) = number.and_then(|n| Some((n, self.calls.get_mut(&n).filter(|call| call.sent.is_some())?)))
+        let Some((number, call)) =
+            number.and_then(|n| Some((n, self.calls.get_mut(&n).filter(|call| call.sent.is_some())?)))
         else {
             return bridge.ignore_result();
         };
