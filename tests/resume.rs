@@ -357,8 +357,8 @@ async fn ten_thousand_calls_over_dying_sockets_run_at_most_once_and_none_hangs()
     }
     let next = Arc::new(AtomicU64::new(0));
     let mut callers = tokio::task::JoinSet::new();
-    for caller in 0..SESSIONS {
-        let (client, next) = (apps[caller].client(), next.clone());
+    for app in &apps {
+        let (client, next) = (app.client(), next.clone());
         callers.spawn(async move {
             let mut outcomes = Vec::new();
             loop {

@@ -873,3 +873,203 @@ impl Drop for Call {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::{HashMap, HashSet};
+
+    const LIMITS: BridgeLimits = BridgeLimits {
+        calls: 4,
+        queue_bytes: 2000,
+        result_bytes: 1000,
+        json_depth: 9,
+        resume_grace: Duration::from_secs(15),
+    };
+
+    /// What can happen to a bridge. Numbers choose among what there is.
+    #[derive(Debug, Clone)]
+    enum Step {
+        Call {
+            id: u8,
+        },
+        DropCall(prop::sample::Index),
+        Cancel {
+            id: u8,
+        },
+        Attach,
+        Detach {
+            stale: bool,
+        },
+        EndGrace {
+            stale: bool,
+        },
+        /// The socket takes a frame; from a frame that is lost on, nothing arrives any more.
+        Send {
+            lost: bool,
+        },
+        Answer(prop::sample::Index),
+        AnswerTwice(prop::sample::Index),
+        DenyKnowing(prop::sample::Index),
+        Wait {
+            seconds: u64,
+        },
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        use prop::sample::Index;
+        let step = prop_oneof![
+            4 => (0..3u8).prop_map(|id| Step::Call { id }),
+            1 => any::<Index>().prop_map(Step::DropCall),
+            1 => (0..3u8).prop_map(|id| Step::Cancel { id }),
+            3 => Just(Step::Attach),
+            2 => any::<bool>().prop_map(|stale| Step::Detach { stale }),
+            1 => any::<bool>().prop_map(|stale| Step::EndGrace { stale }),
+            6 => prop::bool::weighted(0.1).prop_map(|lost| Step::Send { lost }),
+            4 => any::<Index>().prop_map(Step::Answer),
+            1 => any::<Index>().prop_map(Step::AnswerTwice),
+            3 => any::<Index>().prop_map(Step::DenyKnowing),
+            1 => (1..40u64).prop_map(|seconds| Step::Wait { seconds }),
+        ];
+        prop::collection::vec(step, 1..120)
+    }
+
+    /// An app that keeps the rules, and the network between.
+    #[derive(Default)]
+    struct World {
+        epoch: u64,
+        broken: bool,
+        /// How often each call ran.
+        ran: HashMap<u64, u32>,
+        answered: HashSet<u64>,
+        /// What the newest hello named.
+        pending: Vec<u64>,
+        calls: Vec<Call>,
+    }
+
+    impl World {
+        /// A frame reaches the app.
+        fn arrive(&mut self, frame: &[u8]) {
+            let frame: serde_json::Value = serde_json::from_slice(frame).unwrap();
+            let number =
+                |id: &serde_json::Value| id.as_str().unwrap().rsplit(':').next().unwrap().parse::<u64>().unwrap();
+            match frame["type"].as_str().unwrap() {
+                "hello" => self.pending = frame["pending"].as_array().unwrap().iter().map(number).collect(),
+                "invoke_tool" => *self.ran.entry(number(&frame["request_id"])).or_default() += 1,
+                "cancel_tool" => {}
+                other => panic!("{other}"),
+            }
+        }
+
+        fn say(&self, bridge: &Bridge, number: u64, rest: &str, now: Instant) {
+            let session = bridge.session;
+            let text = format!(r#"{{"type":"invoke_result","request_id":"{session}:{number}",{rest}}}"#);
+            let message = Bytes::from(text);
+            let text = std::str::from_utf8(&message).unwrap();
+            assert_eq!(bridge.receive(self.epoch, &message, text, now), Received::Done);
+        }
+    }
+
+    fn run(steps: Vec<Step>, resume: bool) {
+        let features = Features { resume, cancel: true, deadline: true, ..Features::default() };
+        let mut now = Instant::now();
+        let bridge = Bridge::new(SessionId::random(), Spelling::Snake, features, LIMITS, Arc::default(), now);
+        let bridge = Arc::new(bridge);
+        let mut world = World::default();
+        for step in steps {
+            match step {
+                Step::Call { id } => {
+                    let request = CallRequest {
+                        client_id: &id.to_string(),
+                        tool: "t",
+                        arguments: "{}",
+                        progress: false,
+                        context: Context::default(),
+                        timeout: Duration::from_secs(30),
+                        cancel_on_drop: true,
+                    };
+                    world.calls.extend(bridge.call(request, now));
+                }
+                Step::DropCall(which) if !world.calls.is_empty() => {
+                    let which = which.index(world.calls.len());
+                    world.calls.swap_remove(which);
+                }
+                Step::Cancel { id } => bridge.cancel(&id.to_string(), now),
+                Step::Attach => {
+                    if let Attempt::Attached(epoch) = bridge.try_attach(now) {
+                        assert!(epoch > world.epoch, "epochs increase");
+                        (world.epoch, world.broken) = (epoch, false);
+                        world.pending.clear();
+                    }
+                }
+                Step::Detach { stale } => {
+                    bridge.detach(world.epoch.saturating_sub(u64::from(stale)), now);
+                }
+                Step::EndGrace { stale } => bridge.end_grace(world.epoch.saturating_sub(u64::from(stale)), now),
+                Step::Send { lost } => {
+                    if let Next::Send(frame) = bridge.next_frame(world.epoch, now, Waker::noop()) {
+                        world.broken |= lost;
+                        if !world.broken {
+                            world.arrive(&frame);
+                        }
+                    }
+                }
+                Step::Answer(which) | Step::AnswerTwice(which) if !world.broken => {
+                    let twice = matches!(step, Step::AnswerTwice(_));
+                    let mut ready: Vec<u64> =
+                        world.ran.keys().copied().filter(|number| twice || !world.answered.contains(number)).collect();
+                    ready.sort_unstable();
+                    if !ready.is_empty() {
+                        let number = ready[which.index(ready.len())];
+                        world.answered.insert(number);
+                        world.say(&bridge, number, &format!(r#""ok":true,"content":{number}"#), now);
+                    }
+                }
+                Step::DenyKnowing(which) if !world.broken => {
+                    let unseen: Vec<u64> =
+                        world.pending.iter().copied().filter(|number| !world.ran.contains_key(number)).collect();
+                    if !unseen.is_empty() {
+                        let number = unseen[which.index(unseen.len())];
+                        world.say(&bridge, number, r#""ok":false,"error":{"code":"unknown_request"}"#, now);
+                    }
+                }
+                Step::Wait { seconds } => {
+                    now += Duration::from_secs(seconds);
+                    bridge.end_overdue(now);
+                }
+                _ => {}
+            }
+            assert!(world.ran.values().all(|times| *times == 1), "a call ran twice: {:?}", world.ran);
+            let state = bridge.state();
+            assert!(state.calls.len() <= LIMITS.calls);
+            assert!(state.outbox_bytes <= LIMITS.queue_bytes + 500, "but for hello and cancel frames");
+            assert_eq!(state.outbox_bytes, state.outbox.iter().map(Outgoing::len).sum::<usize>());
+            assert!(state.attached.is_none() || state.parked.is_none());
+            let is_queued = |number: &u64| {
+                state.outbox.iter().filter(|out| matches!(out, Outgoing::Invoke(n, _) if n == number)).count()
+            };
+            for (number, call) in &state.calls {
+                // A queued call whose time is over may have been dropped from the queue; its caller ends it.
+                let queued = is_queued(number);
+                assert!(queued == usize::from(call.sent.is_none()) || (queued == 0 && call.deadline <= now));
+            }
+        }
+        bridge.end(CallError::Deleted, Close::Deleted);
+        assert_eq!(bridge.calls_in_flight(), 0);
+        for call in &mut world.calls {
+            let outcome = call.reply.try_recv().expect("every call ends");
+            if let Ok(Reply::Content(content)) = outcome {
+                assert_eq!(content, call.number.to_string(), "its own answer");
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_call_runs_at_most_once_and_ends_whatever_happens(steps in steps()) {
+            run(steps.clone(), true);
+            run(steps, false);
+        }
+    }
+}
