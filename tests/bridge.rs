@@ -375,16 +375,17 @@ async fn of_many_newcomers_one_becomes_the_bridge() {
 
 #[tokio::test]
 async fn bridges_are_pinged_and_the_silent_are_closed() {
-    let server = TestServer::start(&[("PING_SECONDS", "0.2")]).await;
+    let server = TestServer::start(&[("PING_SECONDS", "0.5")]).await;
     // The library answers WebSocket pings for as long as it is read.
     let (app, mut alive) = connected(&server).await;
-    for _ in 0..5 {
+    for _ in 0..3 {
         assert_eq!(alive.recv_text().await, r#"{"type":"ping"}"#);
     }
     assert_eq!(app.status().await.json()["bridge"]["connected"], true);
     let (silent, _unread) = connected(&server).await;
     let (_, took) = timed(silent.wait_connected(false)).await;
-    assert!(took > Duration::from_millis(300) && took < Duration::from_secs(3), "{took:?}");
+    // Two intervals of silence, and not three.
+    assert!((900..1450).contains(&took.as_millis()), "{took:?}");
 }
 
 #[tokio::test]

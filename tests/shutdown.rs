@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use crate::support::{App, TestServer, soon, timed, until};
+use crate::support::{App, TestServer, soon, timed, tools, until};
 
 #[tokio::test]
 async fn calls_in_flight_finish_and_bridges_are_closed_with_1012() {
@@ -28,7 +28,8 @@ async fn calls_in_flight_finish_and_bridges_are_closed_with_1012() {
 #[tokio::test]
 async fn calls_that_do_not_end_in_time_are_answered_all_the_same() {
     let server = TestServer::start(&[("DRAIN_SECONDS", "0.3"), ("STREAM_AFTER_SECONDS", "0.1")]).await;
-    let app = App::register(&server).await;
+    let registration = json!({ "device_id": "d", "tools": tools(&["slow"]), "bridge_features": ["cancel"] });
+    let app = App::register_with(&server, registration).await;
     let mut bridge = app.connect().await;
     let stream = app.client().spawn_call("1", "slow", "{}");
     bridge.invoked().await;
@@ -40,6 +41,10 @@ async fn calls_that_do_not_end_in_time_are_answered_all_the_same() {
     assert!(soon(stream).await.unwrap().text.contains("shutting down"));
     let plain = soon(plain).await.unwrap();
     assert!(plain.text.contains("shutting down"), "{}", plain.text);
+    for _ in 0..2 {
+        assert_eq!(bridge.recv().await["type"], "cancel_tool");
+    }
+    assert_eq!(bridge.closed().await.0, 1012);
 }
 
 #[tokio::test]

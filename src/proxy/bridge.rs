@@ -427,8 +427,10 @@ impl Bridge {
         state.ended = Some((error.clone(), to_newcomers));
         state.drop_unsent();
         while let Some((number, call)) = state.calls.pop_first() {
-            if self.features.cancel && call.sent.is_some() && close == Close::Deleted {
-                let frame = protocol::cancel_frame(self.session, number, CancelReason::SessionDeleted, self.spelling);
+            if self.features.cancel && call.sent.is_some() {
+                let reason =
+                    if close == Close::Deleted { CancelReason::SessionDeleted } else { CancelReason::Cancelled };
+                let frame = protocol::cancel_frame(self.session, number, reason, self.spelling);
                 state.push(Outgoing::Other(frame));
             }
             call.finish(Err(error.clone()));

@@ -7,13 +7,13 @@
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::{Sink, Stream};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::time::{Interval, MissedTickBehavior};
+use tokio::time::Sleep;
 use tokio_util::sync::CancellationToken;
 use tokio_websockets::{CloseCode, Config as CodecConfig, Limits, Message, ServerBuilder, WebSocketStream};
 
@@ -146,7 +146,9 @@ struct Pump<'a, S, F> {
     epoch: u64,
     settings: SocketSettings,
     update_tools: F,
-    ping: Interval,
+    /// Fires when a ping is due, or when the app has been silent for too long.
+    clock: Pin<Box<Sleep>>,
+    ping_at: Instant,
     last_frame: Instant,
     unsent_pongs: usize,
     bad_frames: u32,
@@ -165,15 +167,15 @@ where
         update_tools: F,
     ) -> Self {
         let now = Instant::now();
-        let mut ping = tokio::time::interval_at((now + settings.ping).into(), settings.ping);
-        ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let ping_at = now + settings.ping;
         Pump {
             socket: Pin::new(socket),
             bridge: &attachment.bridge,
             epoch: attachment.epoch,
             settings,
             update_tools,
-            ping,
+            clock: Box::pin(tokio::time::sleep_until(ping_at.into())),
+            ping_at,
             last_frame: now,
             unsent_pongs: 0,
             bad_frames: 0,
@@ -186,13 +188,8 @@ where
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<End> {
-        while self.ping.poll_tick(cx).is_ready() {
-            if self.last_frame.elapsed() > 2 * self.settings.ping {
-                return Poll::Ready(End::Close(Close::Silent));
-            }
-            if self.send(Message::text(protocol::PING)).is_err() || self.send(Message::ping("")).is_err() {
-                return Poll::Ready(End::Gone);
-            }
+        if let Poll::Ready(end) = self.poll_clock(cx) {
+            return Poll::Ready(end);
         }
         let mut budget = READ_BUDGET;
         loop {
@@ -218,6 +215,26 @@ where
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }
+        }
+    }
+
+    /// Pings the app when it is time, and gives it up when it has been silent for two intervals.
+    fn poll_clock(&mut self, cx: &mut Context<'_>) -> Poll<End> {
+        loop {
+            ready!(self.clock.as_mut().poll(cx));
+            let now = Instant::now();
+            let silent_at = self.last_frame + 2 * self.settings.ping;
+            if now >= silent_at {
+                return Poll::Ready(End::Close(Close::Silent));
+            }
+            if now >= self.ping_at {
+                self.ping_at = now + self.settings.ping;
+                if self.send(Message::text(protocol::PING)).is_err() || self.send(Message::ping("")).is_err() {
+                    return Poll::Ready(End::Gone);
+                }
+            }
+            // A frame that comes meanwhile only makes it fire too early.
+            self.clock.as_mut().reset(self.ping_at.min(silent_at).into());
         }
     }
 
