@@ -22,6 +22,14 @@ pub enum JsonError {
         /// What was expected, or what is wrong.
         what: &'static str,
     },
+    /// JSON of another kind than is needed here.
+    #[error("{what} at byte {at}")]
+    Kind {
+        /// Where.
+        at: usize,
+        /// What was expected.
+        what: &'static str,
+    },
     /// Arrays and objects nested deeper than allowed.
     #[error("JSON is nested deeper than {limit} levels (at byte {at})")]
     TooDeep {
@@ -90,8 +98,10 @@ impl<'a> Reader<'a> {
     /// # Errors
     /// [`JsonError`] if the next value is not an object, or nests too deep.
     pub fn begin_object(&mut self) -> Result<(), JsonError> {
-        if self.peek() != Some(b'{') {
-            return syntax(self.at, "expected an object");
+        match self.peek() {
+            Some(b'{') => {}
+            None => return syntax(self.at, "expected an object"),
+            Some(_) => return Err(JsonError::Kind { at: self.at, what: "an object is required" }),
         }
         if self.depth >= self.max_depth {
             return Err(JsonError::TooDeep { limit: self.max_depth, at: self.at });
@@ -189,7 +199,7 @@ pub fn member<'a>(object: &'a str, name: &str) -> Option<&'a str> {
 pub fn elements<'a>(array: &'a str, max_depth: usize, mut each: impl FnMut(&'a str)) -> Result<(), JsonError> {
     let mut reader = Reader::new(array, max_depth);
     if reader.peek() != Some(b'[') {
-        return syntax(reader.at, "expected an array");
+        return Err(JsonError::Kind { at: reader.at, what: "an array is required" });
     }
     reader.at += 1;
     reader.depth = 1;

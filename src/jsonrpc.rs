@@ -107,7 +107,7 @@ impl<'a> Message<'a> {
             Ok(()) => draft.finish(),
             Err(Fault::Json(error)) => {
                 let code = match error {
-                    JsonError::Syntax { .. } => PARSE_ERROR,
+                    JsonError::Syntax { .. } | JsonError::Kind { .. } => PARSE_ERROR,
                     // Readable, but more than we relay.
                     _ => INVALID_REQUEST,
                 };

@@ -11,7 +11,10 @@
 //! | [`json`] | checks and slices JSON text in one pass; escapes and pretty-prints |
 //! | [`jsonrpc`] | the JSON-RPC envelope, borrowed from the body |
 //! | [`cancel`] | which request a `notifications/cancelled` means |
-//! | [`mcp`] | the MCP server without a socket: methods, versions, headers, results, streams |
+//! | [`mcp`] | the MCP server without a socket: which method, which version |
+//! | [`mcp::headers`], [`mcp::schema`] | what 2026-07-28 clients repeat in headers, and which arguments |
+//! | [`mcp::result`] | from an app's answer to what a client of a given version takes |
+//! | [`mcp::stream`], [`mcp::listen`] | event streams: of a call that runs, and of changes of the tools |
 //! | [`protocol`] | app ⇄ proxy on the wire: session ids, bridge frames, close codes |
 //! | [`auth`] | bearer tokens and their only comparison |
 //! | [`process`] | logging and signals |
@@ -29,6 +32,9 @@
 //! | [`proxy::body`], [`proxy::error`], [`proxy::cors`] | reading bodies within bounds; errors; invited web pages |
 //! | [`stdio`] | the program for MCP clients that can only start a process |
 //! | [`demo`] | an app and a client that show the whole way |
+//!
+//! The programs in `src/bin` only read flags and end with a code. `tests/main.rs` lists the tests; `tests/clients`
+//! holds the real clients and the sample apps; `tests/run` installs what they need.
 //!
 //! Imports point down: `bin → proxy, stdio, demo → mcp → jsonrpc, cancel, protocol, auth, process → json`.
 //! [`proxy`] and [`stdio`] do not know each other.

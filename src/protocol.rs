@@ -382,18 +382,24 @@ pub struct CallRef<'a> {
 }
 
 impl<'a> CallRef<'a> {
-    /// Finds the call that a broken frame names: the only request id of `session` that stands in it as a string.
+    /// Finds the call that a broken frame names: a request id of `session` that stands in it as the value of
+    /// `request_id`, or else as any string. `None` if there are several.
     pub fn find(text: &'a str, session: SessionId) -> Option<Self> {
         let prefix = format!("\"{session}:");
-        let mut found: Option<&str> = None;
+        let mut named = [None, None];
         for (at, _) in text.match_indices(&prefix) {
             let request_id = text[at + 1..].split('"').next()?;
-            if found.is_some_and(|found| found != request_id) {
-                return None;
-            }
-            found = Some(request_id);
+            let key = text[..at].trim_end().strip_suffix(':').map_or("", str::trim_end);
+            let is_member = key.ends_with("\"request_id\"") || key.ends_with("\"requestId\"");
+            let slot = &mut named[usize::from(!is_member)];
+            *slot = match *slot {
+                Some(Some(other)) if other != request_id => Some(None),
+                _ => Some(Some(request_id)),
+            };
         }
-        found.map(|request_id| CallRef { session: None, request_id: Cow::Borrowed(request_id) })
+        let [by_member, by_any] = named;
+        let request_id = by_member.or(by_any)??;
+        Some(CallRef { session: None, request_id: Cow::Borrowed(request_id) })
     }
 
     /// The call's number within `session`; `None` if the frame means another session's call, or none.
@@ -439,16 +445,26 @@ pub struct Progress<'a> {
     pub message: Option<&'a str>,
 }
 
+impl Progress<'_> {
+    /// How many bytes it takes.
+    pub fn size(&self) -> usize {
+        self.progress.len() + self.total.map_or(0, str::len) + self.message.map_or(0, str::len)
+    }
+}
+
 /// What an app is told when it fails a call without a reason.
 const DEFAULT_ERROR: &str = "Tool call failed.";
 
-/// Why a frame is not valid: a sentence for the app's developer. If the frame belongs to a call, that call fails.
+/// Why a frame is not valid: a sentence for the app's developer.
 #[derive(Debug, PartialEq)]
 pub struct BadFrame<'a> {
     /// What is wrong.
     pub message: String,
-    /// The call that the frame answers, if that could be read.
+    /// The call that the frame was meant to answer: it fails, for it would wait in vain. Other frames concern no
+    /// result, and newer apps may send kinds that are not known here.
     pub call: Option<CallRef<'a>>,
+    /// The frame could not be read to its end, so it may answer a call that it names somewhere.
+    pub is_unreadable: bool,
 }
 
 impl<'a> FromApp<'a> {
@@ -460,7 +476,10 @@ impl<'a> FromApp<'a> {
         let mut draft = Draft::default();
         match draft.read(text, max_depth) {
             Ok(()) => draft.finish(),
-            Err(error) => Err(BadFrame { message: format!("The frame is refused: {error}."), call: draft.call() }),
+            Err(error) => {
+                let message = format!("The frame is refused: {error}.");
+                Err(BadFrame { message, call: draft.call(), is_unreadable: true })
+            }
         }
     }
 }
@@ -514,7 +533,7 @@ impl<'a> Draft<'a> {
     }
 
     fn finish(self) -> Result<FromApp<'a>, BadFrame<'a>> {
-        let bad = |message: &str| Err(BadFrame { message: message.to_owned(), call: self.call() });
+        let bad = |message: &str| Err(BadFrame { message: message.to_owned(), call: None, is_unreadable: false });
         let Some(kind) = self.kind.and_then(json::as_string) else {
             return bad("The frame's 'type' must be a string.");
         };
@@ -524,15 +543,16 @@ impl<'a> Draft<'a> {
                 let Some(call) = self.call() else {
                     return bad("invoke_result: 'request_id' must be a string.");
                 };
-                match self.answer() {
-                    Ok(answer) => Ok(FromApp::Result { call, answer }),
-                    Err(message) => Err(BadFrame { message: format!("invoke_result: {message}"), call: Some(call) }),
-                }
+                self.answer().map_or_else(
+                    |error| {
+                        let message = format!("invoke_result: {error}");
+                        Err(BadFrame { message, call: self.call(), is_unreadable: false })
+                    },
+                    |answer| Ok(FromApp::Result { call, answer }),
+                )
             }
-            // What is wrong with a progress report says nothing about the result, so the call goes on.
             "tool_progress" => {
                 let is_number = |text: &str| text.starts_with(|c: char| c == '-' || c.is_ascii_digit());
-                let bad = |message: &str| Err(BadFrame { message: message.to_owned(), call: None });
                 let Some(call) = self.call() else {
                     return bad("tool_progress: 'request_id' must be a string.");
                 };
@@ -697,6 +717,17 @@ mod tests {
             parse(bad).unwrap_err();
         }
         assert!(parse(r#""ok":true,"content":1e400"#).unwrap_err().contains("double"));
+    }
+
+    #[test]
+    fn an_unreadable_frame_is_traced_to_the_call_that_it_answers() {
+        let found = |text: &str| CallRef::find(text, session()).and_then(|call| call.number_in(session()));
+        assert_eq!(found(&format!(r#"{{"request_id":"{S}:7","content":1e400}}"#)), Some(7));
+        assert_eq!(found(&format!(r#"{{"content":["{S}:1",1e400],"requestId" : "{S}:2"}}"#)), Some(2));
+        assert_eq!(found(&format!(r#"{{"content":"{S}:1"}}"#)), Some(1));
+        assert_eq!(found(&format!(r#"{{"content":["{S}:1","{S}:2"]}}"#)), None);
+        assert_eq!(found(&format!(r#"{{"request_id":"{S}:1","request_id":"{S}:2"}}"#)), None);
+        assert_eq!(found(r#"{"request_id":"0123456789abcdef0123456789abcdee:7"}"#), None);
     }
 
     #[test]

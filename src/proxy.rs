@@ -48,6 +48,9 @@ const CLOSE_GRACE: Duration = Duration::from_secs(5);
 /// How long to wait when no connection can be accepted (out of file descriptors, most likely).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// How often it is logged that connections are refused.
+const COMPLAINT_INTERVAL: Duration = Duration::from_secs(10);
+
 /// A request as the handlers get it.
 pub type Request = http::Request<axum::body::Body>;
 
@@ -72,6 +75,7 @@ impl ProxyState {
             calls: config.max_calls_per_session,
             queue_bytes: config.max_queue_bytes,
             result_bytes: config.max_result_bytes,
+            progress_bytes: config.max_progress_bytes,
             json_depth: config.max_json_depth,
             resume_grace: config.resume_grace.0,
         };
@@ -198,6 +202,23 @@ async fn sweep(state: Arc<ProxyState>, shutdown: CancellationToken) {
     }
 }
 
+/// Lets a complaint through now and then: what happens to every connection would fill the log.
+#[derive(Debug, Default)]
+struct Complaints {
+    last: Option<Instant>,
+}
+
+impl Complaints {
+    fn allow(&mut self) -> bool {
+        let now = Instant::now();
+        let is_due = self.last.is_none_or(|last| now.duration_since(last) >= COMPLAINT_INTERVAL);
+        if is_due {
+            self.last = Some(now);
+        }
+        is_due
+    }
+}
+
 /// Accepts connections until `shutdown`.
 async fn accept(
     listener: &TcpListener,
@@ -207,17 +228,22 @@ async fn accept(
 ) {
     let router = TowerToHyperService::new(routes::router(Arc::clone(state)));
     let permits = Arc::new(Semaphore::new(state.config.max_connections));
+    let mut complaints = Complaints::default();
     while let Some(accepted) = shutdown.run_until_cancelled(listener.accept()).await {
         let (stream, ip) = match accepted {
             Ok((stream, address)) => (stream, address.ip().to_canonical()),
             Err(error) => {
-                tracing::warn!(%error, "cannot accept connections");
+                if complaints.allow() {
+                    tracing::warn!(%error, "cannot accept connections");
+                }
                 tokio::time::sleep(ACCEPT_PAUSE).await;
                 continue;
             }
         };
         let Ok(permit) = Arc::clone(&permits).try_acquire_owned() else {
-            tracing::warn!(limit = state.config.max_connections, "too many connections");
+            if complaints.allow() {
+                tracing::warn!(limit = state.config.max_connections, "too many connections");
+            }
             continue;
         };
         // Frames and answers are small and someone waits for each of them.

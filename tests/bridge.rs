@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use futures_util::SinkExt;
 use serde_json::json;
+use tokio::io::AsyncWriteExt;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 
@@ -171,6 +172,115 @@ async fn a_malformed_answer_fails_its_call_and_says_what_is_wrong() {
 }
 
 #[tokio::test]
+async fn what_is_no_result_ends_no_call() {
+    let server = TestServer::start(&[("MAX_PROGRESS_BYTES", "100")]).await;
+    let registration = json!({ "device_id": "d", "tools": tools(&["slow"]), "bridge_features": ["progress"] });
+    let app = App::register_with(&server, registration).await;
+    let mut bridge = app.connect().await;
+    let client = app.client();
+    let params = r#"{"name":"slow","_meta":{"progressToken":1}}"#;
+    let call = tokio::spawn(async move { client.rpc("1", "tools/call", params).await });
+    let request_id = bridge.recv().await["request_id"].as_str().unwrap().to_owned();
+    let long = "x".repeat(97);
+    for (frame, is_bad) in [
+        (json!({ "type": "tool_progress", "request_id": request_id, "progress": "50%" }), true),
+        (json!({ "type": "tool_progress", "request_id": request_id, "progress": 1, "message": 5 }), true),
+        (json!({ "type": "tool_log", "request_id": request_id, "text": "of a newer app" }), true),
+        (json!({ "type": "tool_progress", "request_id": request_id, "progress": 2, "message": long }), false),
+        (
+            json!({ "type": "tool_progress", "request_id": request_id, "progress": 3, "message": format!("{long}x") }),
+            true,
+        ),
+    ] {
+        bridge.send(frame.clone()).await;
+        if is_bad {
+            let error = bridge.recv().await;
+            assert_eq!(error["type"], "error", "{frame}");
+        }
+    }
+    bridge.answer(&request_id, r#""ok":true,"content":"the result""#).await;
+    let reply = call.await.unwrap();
+    assert!(reply.text.contains("the result") && reply.text.contains(&long) && !reply.text.contains("\"progress\":3"));
+}
+
+#[tokio::test]
+async fn an_apps_error_message_is_held_to_the_limit_of_results() {
+    let server = TestServer::start(&[("MAX_RESULT_BYTES", "1024")]).await;
+    let (app, mut bridge) = connected(&server).await;
+    for members in [r#""error":{"code":7,"message":"M"}"#, r#""error":"M""#] {
+        for (bytes, is_large) in [(900, false), (1025, true)] {
+            let call = app.client().spawn_call("1", "echo", "{}");
+            bridge.answer_next(&format!(r#""ok":false,{}"#, members.replace('M', &"x".repeat(bytes)))).await;
+            let reply = call.await.unwrap();
+            assert_eq!(reply.text.contains("the limit is 1024"), is_large, "{}", reply.text);
+            assert!(reply.text.len() < 1200);
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_app_that_sends_slowly_is_alive() {
+    let settings = [("PING_SECONDS", "0.3"), ("PROBE_SECONDS", "0.3")];
+    let server = TestServer::start(&settings).await;
+    let app = App::register(&server).await;
+    let path = app.bridge_url.split_once("127.0.0.1").unwrap().1.split_once('/').unwrap().1;
+    let mut stream = tokio::net::TcpStream::connect(("127.0.0.1", server.port)).await.unwrap();
+    let handshake = format!(
+        "GET /{path} HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    );
+    stream.write_all(handshake.as_bytes()).await.unwrap();
+    app.wait_connected(true).await;
+    let call = app.client().spawn_call("1", "slow", "{}");
+    until(async || app.status().await.json()["calls_in_flight"] == 1).await;
+    // One frame that takes five ping intervals. No pong can be sent within it.
+    let id = &app.id;
+    let content = "x".repeat(3000);
+    let result = format!(
+        r#"{{"type":"invoke_result","mcpSessionId":"{id}","request_id":"{id}:1","ok":true,"content":"{content}"}}"#
+    );
+    let length = u16::try_from(result.len()).unwrap().to_be_bytes();
+    let mut frame = vec![0x81, 0x80 | 126, length[0], length[1], 0, 0, 0, 0];
+    frame.extend_from_slice(result.as_bytes());
+    let (reader, mut writer) = stream.into_split();
+    let mut newcomer = None;
+    for (at, piece) in frame.chunks(100).enumerate() {
+        writer.write_all(piece).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        if at == 10 {
+            // Another bridge that wants its place sees that it is alive.
+            let app = app.clone();
+            newcomer = Some(tokio::spawn(async move { app.dial().await.closed().await.0 }));
+        }
+    }
+    assert!(soon(call).await.unwrap().text.contains(&content));
+    assert_eq!(newcomer.unwrap().await.unwrap(), 4409);
+    drop((reader, writer));
+}
+
+#[tokio::test]
+async fn a_refused_bridge_takes_no_memory() {
+    use tokio::io::AsyncReadExt;
+    let server = TestServer::start(&[("APP_TOKEN", "app-secret")]).await;
+    let mut stream = tokio::net::TcpStream::connect(("127.0.0.1", server.port)).await.unwrap();
+    let path = "/v1/chat/sessions/0123456789abcdef0123456789abcdef/bridge";
+    let handshake = format!(
+        "GET {path} HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    );
+    stream.write_all(handshake.as_bytes()).await.unwrap();
+    // A frame of 30 MB begins: nobody waits for its end.
+    let mut frame = vec![0x82, 0x80 | 127];
+    frame.extend_from_slice(&30_000_000_u64.to_be_bytes());
+    frame.extend_from_slice(&[0; 4]);
+    stream.write_all(&frame).await.unwrap();
+    let mut written = 0;
+    while written < 30_000_000 && stream.write_all(&[0; 65536]).await.is_ok() {
+        written += 65536;
+    }
+    assert!(written < 20_000_000, "{written} bytes were taken");
+    let _reset = soon(stream.read_to_end(&mut Vec::new())).await;
+}
+
+#[tokio::test]
 async fn an_apps_json_rpc_error_is_passed_on() {
     let server = TestServer::start(&[]).await;
     let (app, mut bridge) = connected(&server).await;
@@ -199,6 +309,18 @@ async fn text_passes_unchanged_both_ways() {
         bridge.answer(&request_id, &format!(r#""ok":true,"content":{json}"#)).await;
         let reply = call.await.unwrap();
         assert!(reply.text.contains(&format!(r#""structuredContent":{json},"isError""#)), "{}", reply.text);
+    }
+}
+
+#[tokio::test]
+async fn an_app_may_be_called_as_soon_as_its_upgrade_is_answered() {
+    let server = TestServer::start(&[]).await;
+    for _ in 0..100 {
+        let app = App::register(&server).await;
+        let mut bridge = app.dial().await;
+        let call = app.client().spawn_call("1", "echo", "{}");
+        bridge.answer_next(r#""ok":true,"content":"at once""#).await;
+        assert_eq!(call.await.unwrap().tool_text(), "at once");
     }
 }
 
@@ -460,7 +582,7 @@ async fn a_result_over_the_limit_fails_its_call_and_only_it() {
 
 #[tokio::test]
 async fn fragmented_messages_and_pings_in_between_are_fine() {
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::io::AsyncReadExt;
     let server = TestServer::start(&[]).await;
     let app = App::register(&server).await;
     let mut stream = tokio::net::TcpStream::connect(("127.0.0.1", server.port)).await.unwrap();

@@ -15,8 +15,14 @@ const TTL: Duration = Duration::from_secs(300);
 const LIMITS: ToolLimits = ToolLimits { tools: 9, tool_bytes: 999, tools_bytes: 999, json_depth: 9 };
 
 fn registry(max_sessions: usize) -> Registry {
-    let limits =
-        BridgeLimits { calls: 2, queue_bytes: 1000, result_bytes: 1000, json_depth: 9, resume_grace: Duration::ZERO };
+    let limits = BridgeLimits {
+        calls: 2,
+        queue_bytes: 1000,
+        result_bytes: 1000,
+        progress_bytes: 100,
+        json_depth: 9,
+        resume_grace: Duration::ZERO,
+    };
     Registry::new(TTL, max_sessions, 2, limits)
 }
 

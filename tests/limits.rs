@@ -62,6 +62,46 @@ async fn bodies_are_bounded() {
 }
 
 #[tokio::test]
+async fn whoever_sends_too_much_reads_why_it_is_refused() {
+    let server = TestServer::start(&[("APP_TOKEN", "app-secret"), ("OPENCLAW_TOKEN", "claw-secret")]).await;
+    let body = "x".repeat(3_500_000);
+    for _ in 0..5 {
+        let sessions = format!("{}/v1/chat/sessions", server.base);
+        let mcp = format!("{}/v1/mcp", server.base);
+        let json =
+            |request: reqwest::RequestBuilder| request.header("content-type", "application/json").body(body.clone());
+        assert_eq!(send(json(http().post(&sessions))).await.status, 401);
+        assert_eq!(send(json(http().post(&mcp))).await.status, 401);
+        assert_eq!(send(http().post(&mcp).bearer_auth("claw-secret").body(body.clone())).await.status, 415);
+        assert_eq!(send(json(http().put(&mcp)).bearer_auth("claw-secret")).await.status, 405);
+    }
+}
+
+#[tokio::test]
+async fn a_flood_of_tool_lists_delays_no_other_session() {
+    let server = TestServer::start(&[]).await;
+    let calm = App::register(&server).await;
+    calm.connect().await.echo();
+    let list: Vec<_> = (0..400).map(|n| json!({ "name": format!("t{n}"), "description": "x".repeat(1000) })).collect();
+    let update = json!({ "type": "update_tools", "tools": list }).to_string();
+    let registration = json!({ "device_id": "d", "bridge_features": ["tools"] });
+    let mut flooding = App::register_with(&server, registration).await.connect().await;
+    let flood = tokio::spawn(async move {
+        for _ in 0..60 {
+            flooding.send_text(update.clone()).await;
+        }
+        flooding
+    });
+    let mut slowest = Duration::ZERO;
+    while !flood.is_finished() {
+        let (reply, took) = timed(calm.client().call("echo", "{}")).await;
+        assert!(!reply.is_tool_error());
+        slowest = slowest.max(took);
+    }
+    assert!(slowest < Duration::from_millis(1500), "{slowest:?}");
+}
+
+#[tokio::test]
 async fn calls_in_flight_are_bounded() {
     let server = TestServer::start(&[("MAX_CALLS_PER_SESSION", "2")]).await;
     let app = App::register(&server).await;

@@ -29,6 +29,8 @@ async fn both_routes_serve_and_the_path_wins() {
         bare("/v1/mcp").header("MCP-Session-Id", &one.id).header("X-OpenClaw-Session-Id", &one.id),
         one.client().header("MCP-Session-Id", &two.id),
         one.client().header("MCP-Session-Id", "srv-7"),
+        // Ours wins where a library or a gateway has taken the other for itself.
+        bare("/v1/mcp").header("MCP-Session-Id", "srv-7").header("X-OpenClaw-Session-Id", &one.id),
     ] {
         let reply = client.call("echo", r#"{"a":1}"#).await;
         assert_eq!(reply.json()["result"]["structuredContent"], json!({ "a": 1 }), "{:?}", client.headers);
@@ -367,6 +369,15 @@ async fn batches_are_for_2025_03_26_alone() {
     for bad in ["[]".to_owned(), "[1".to_owned(), format!("[{0},{0},{0},{0}]", ping(1))] {
         assert_eq!(app.client().post(bad).await.status, 400);
     }
+    // At once, and within the limit of one answer.
+    let large = format!(
+        r#"{{"jsonrpc":"2.0","id":4,"method":"tools/call","params":{{"name":"echo","arguments":{{"x":"{}"}}}}}}"#,
+        "x".repeat(400_000)
+    );
+    let limited = TestServer::start(&[("MAX_RESULT_BYTES", "1000000")]).await;
+    let answers = echo_app(&limited).await.client().post(format!("[{large},{large}]")).await.json();
+    assert!(answers[0].get("result").is_some());
+    assert_eq!((&answers[1]["id"], &answers[1]["error"]["code"]), (&json!(4), &json!(413)));
     let later = app.client().header("MCP-Protocol-Version", "2025-06-18").post(batch).await;
     assert_eq!((later.status, &later.json()["error"]["code"]), (400, &json!(-32600)));
 }
@@ -623,6 +634,17 @@ async fn a_stream_ends_with_a_result_whatever_happens() {
         rest.push_str(std::str::from_utf8(&chunk).unwrap());
     }
     assert!(rest.contains("Bridge disconnected before the tool answered."), "{rest}");
+}
+
+#[tokio::test]
+async fn a_batch_takes_no_longer_than_its_slowest_call() {
+    let server = TestServer::start(&[("TOOL_TIMEOUT_SECONDS", "0.5")]).await;
+    let app = App::register(&server).await;
+    let _bridge = app.connect().await;
+    let call = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"slow"}}"#;
+    let (reply, took) = timed(app.client().post(format!("[{call},{call},{call},{call}]"))).await;
+    assert_eq!(reply.text.matches("timed out").count(), 4);
+    assert!(took < Duration::from_millis(1500), "{took:?}");
 }
 
 #[tokio::test]

@@ -1,7 +1,9 @@
 //! The proxy's program: reads the settings, listens, serves until it is told to stop.
 
 use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Parser, Subcommand};
@@ -27,34 +29,41 @@ enum Command {
         #[arg(long)]
         once: bool,
     },
+    /// Ask the proxy that runs with these settings whether it is well; the exit code says.
+    Health,
 }
 
-/// EX_CONFIG of sysexits.h: something is wrong with the settings.
+/// EX_CONFIG of sysexits.h: something is wrong with the settings, and trying again does not help.
 const EXIT_CONFIG: u8 = 78;
+/// How long the proxy may take to say that it is well.
+const HEALTH_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[tokio::main]
 async fn main() -> ExitCode {
     let cli = Cli::parse();
     let config = match Config::from_env() {
         Ok(config) => config,
-        Err(error) => return fail(&error.to_string()),
+        Err(error) => return fail(EXIT_CONFIG, &error.to_string()),
     };
     if let Err(error) = process::init_logging(&config.log, config.log_format) {
-        return fail(&error);
+        return fail(EXIT_CONFIG, &error);
     }
     match run(cli.command.unwrap_or(Command::Serve), config).await {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => fail(&format!("{error:#}")),
+        Err(error) => fail(1, &format!("{error:#}")),
     }
 }
 
 #[expect(clippy::print_stderr, reason = "the one sentence with which the program ends")]
-fn fail(message: &str) -> ExitCode {
+fn fail(code: u8, message: &str) -> ExitCode {
     eprintln!("openclaw-mcp-proxy: {message}");
-    ExitCode::from(EXIT_CONFIG)
+    ExitCode::from(code)
 }
 
 async fn run(command: Command, config: Config) -> anyhow::Result<()> {
+    if matches!(command, Command::Health) {
+        return health(&config).await;
+    }
     let shutdown = process::shutdown_token()?;
     let warnings = config.warnings();
     let server = bind(&config, matches!(command, Command::Demo { .. })).await?;
@@ -64,7 +73,7 @@ async fn run(command: Command, config: Config) -> anyhow::Result<()> {
         tracing::warn!("{warning}");
     }
     match command {
-        Command::Serve => server.run(shutdown).await,
+        Command::Serve | Command::Health => server.run(shutdown).await,
         Command::Demo { once } => {
             let demo = Demo { base_url, app_token: config.app_token, openclaw_token: config.openclaw_token };
             let server = tokio::spawn(server.run(shutdown.clone()));
@@ -79,6 +88,18 @@ async fn run(command: Command, config: Config) -> anyhow::Result<()> {
             result?;
         }
     }
+    Ok(())
+}
+
+async fn health(config: &Config) -> anyhow::Result<()> {
+    let mut address = config.listen;
+    if address.ip().is_unspecified() {
+        let is_v4 = address.is_ipv4();
+        address.set_ip(if is_v4 { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() });
+    }
+    let http = reqwest::Client::builder().timeout(HEALTH_TIMEOUT).no_proxy().build()?;
+    let answer = http.get(format!("http://{address}/health")).send().await?.error_for_status()?.text().await?;
+    anyhow::ensure!(answer == "ok", "it answered something else than ok");
     Ok(())
 }
 

@@ -292,26 +292,33 @@ impl<'a> Parts<'a> {
 
 /// One content block, as the strictest clients check it.
 fn check_block(block: &str) -> Result<(), String> {
-    let [kind, text, data, mime_type, uri, name, resource] =
-        pick(block, ["type", "text", "data", "mimeType", "uri", "name", "resource"])?;
-    let need = |name: &str, value: Option<&str>| match value {
-        Some(value) if json::is_string(value) => Ok(()),
-        _ => Err(format!("{name} must be a string")),
-    };
-    need("type", kind)?;
+    let [kind, text, data, mime_type, uri, name, resource, annotations, meta, size] =
+        pick(block, ["type", "text", "data", "mimeType", "uri", "name", "resource", "annotations", "_meta", "size"])?;
+    need_string("type", kind)?;
+    may_be("_meta must be an object", meta, json::is_object)?;
+    if let Some(annotations) = annotations {
+        check_annotations(annotations)?;
+    }
     match kind.unwrap_or_default() {
-        "\"text\"" => need("text", text),
+        "\"text\"" => need_string("text", text),
         "\"image\"" | "\"audio\"" => {
-            need("mimeType", mime_type)?;
-            need("data", data)?;
-            if data.is_some_and(is_base64) { Ok(()) } else { Err("data must be Base64".into()) }
+            need_string("mimeType", mime_type)?;
+            need_string("data", data)?;
+            may_be("data must be Base64", data, is_base64)
         }
-        "\"resource_link\"" => need("uri", uri).and_then(|()| need("name", name)),
+        "\"resource_link\"" => {
+            need_uri("uri", uri)?;
+            need_string("name", name)?;
+            may_be("mimeType must be a string", mime_type, json::is_string)?;
+            may_be("size must be a number", size, is_number)
+        }
         "\"resource\"" => {
             let resource = resource.ok_or("resource must be an object")?;
-            let [uri, text, blob] =
-                pick(resource, ["uri", "text", "blob"]).map_err(|error| format!("resource: {error}"))?;
-            need("resource.uri", uri)?;
+            let [uri, text, blob, mime_type, meta] = pick(resource, ["uri", "text", "blob", "mimeType", "_meta"])
+                .map_err(|error| format!("resource: {error}"))?;
+            need_uri("resource.uri", uri)?;
+            may_be("resource.mimeType must be a string", mime_type, json::is_string)?;
+            may_be("resource._meta must be an object", meta, json::is_object)?;
             if text.is_some_and(json::is_string) || blob.is_some_and(|blob| json::is_string(blob) && is_base64(blob)) {
                 return Ok(());
             }
@@ -319,6 +326,45 @@ fn check_block(block: &str) -> Result<(), String> {
         }
         _ => Err("type must be text, image, audio, resource_link or resource".into()),
     }
+}
+
+fn check_annotations(annotations: &str) -> Result<(), String> {
+    let [audience, priority, modified] =
+        pick(annotations, ["audience", "priority", "lastModified"]).map_err(|error| format!("annotations: {error}"))?;
+    let is_audience = |audience: &str| {
+        let mut are_roles = true;
+        let is_role = |role: &str| matches!(role, "\"user\"" | "\"assistant\"");
+        json::elements(audience, json::MAX_DEPTH, |role| are_roles &= is_role(role)).is_ok() && are_roles
+    };
+    let is_share = |priority: &str| priority.parse::<f64>().is_ok_and(|share| (0.0..=1.0).contains(&share));
+    may_be("annotations.audience must be an array of user and assistant", audience, is_audience)?;
+    may_be("annotations.priority must be a number from 0 to 1", priority, is_share)?;
+    may_be("annotations.lastModified must be a string", modified, json::is_string)
+}
+
+fn need_string(name: &str, value: Option<&str>) -> Result<(), String> {
+    match value {
+        Some(value) if json::is_string(value) => Ok(()),
+        _ => Err(format!("{name} must be a string")),
+    }
+}
+
+/// Python's clients take only what begins with a scheme for a URI.
+fn need_uri(name: &str, value: Option<&str>) -> Result<(), String> {
+    need_string(name, value)?;
+    let uri = json::decode_string(value.unwrap_or_default());
+    let scheme = uri.split_once(':').map_or("", |(scheme, _)| scheme);
+    let is_scheme = scheme.starts_with(|c: char| c.is_ascii_alphabetic())
+        && scheme.chars().all(|c| c.is_ascii_alphanumeric() || "+.-".contains(c));
+    if is_scheme { Ok(()) } else { Err(format!("{name} must be a URI")) }
+}
+
+fn may_be(error: &str, value: Option<&str>, is_fit: impl Fn(&str) -> bool) -> Result<(), String> {
+    if value.is_none_or(is_fit) { Ok(()) } else { Err(error.to_owned()) }
+}
+
+fn is_number(value: &str) -> bool {
+    value.starts_with(|c: char| c == '-' || c.is_ascii_digit())
 }
 
 /// The values of some members of an object, in one pass.
@@ -333,10 +379,57 @@ fn pick<'a, const N: usize>(object: &'a str, names: [&str; N]) -> Result<[Option
     Ok(found)
 }
 
-/// Whether the string with this text is standard Base64. JSON may escape its slashes.
+/// Whether the string with this text is standard Base64, as `atob` of JavaScript takes it.
 fn is_base64(text: &str) -> bool {
-    let inner = text[1..text.len() - 1].trim_end_matches('=');
-    let is_digit = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'+' | b'/' | b'\\');
+    if text.contains('\\') {
+        // JSON may escape a slash.
+        return is_base64_text(&json::decode_string(text));
+    }
+    is_base64_text(&text[1..text.len() - 1])
+}
+
+fn is_base64_text(text: &str) -> bool {
+    let digits = text.strip_suffix("==").or_else(|| text.strip_suffix('=')).unwrap_or(text);
+    let is_whole = if digits.len() == text.len() { digits.len() % 4 != 1 } else { text.len().is_multiple_of(4) };
+    let is_digit = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'+' | b'/');
     // A fold without an early exit is what the compiler turns into vector instructions.
-    inner.bytes().fold(true, |fits, b| fits & is_digit(b))
+    is_whole && digits.bytes().fold(true, |fits, b| fits & is_digit(b))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn base64_is_what_javascript_takes() {
+        for good in ["", "aGk=", "aGk", "aGkh", "YQ==", "YQ", "a\\/+b"] {
+            assert!(is_base64(&format!("\"{good}\"")), "{good}");
+        }
+        for bad in ["a", "aGk==", "YQ=", "a_k-", "a b=", "aGkhY", "a\\\\bc", "====", "="] {
+            assert!(!is_base64(&format!("\"{bad}\"")), "{bad}");
+        }
+    }
+
+    #[test]
+    fn blocks_are_what_the_strictest_client_takes() {
+        for good in [
+            r#"{"type":"text","text":"x","annotations":{"audience":["user"],"priority":0.5},"_meta":{},"new":1}"#,
+            r#"{"type":"resource_link","uri":"file:///x","name":"n","size":3,"mimeType":"a/b"}"#,
+            r#"{"type":"resource","resource":{"uri":"ui://x","text":"","mimeType":"a/b","_meta":{}}}"#,
+        ] {
+            assert_eq!(check_block(good), Ok(()), "{good}");
+        }
+        for bad in [
+            r#"{"type":"text","text":"x","annotations":5}"#,
+            r#"{"type":"text","text":"x","annotations":{"priority":5}}"#,
+            r#"{"type":"text","text":"x","annotations":{"audience":["nobody"]}}"#,
+            r#"{"type":"text","text":"x","_meta":5}"#,
+            r#"{"type":"resource_link","uri":"not a uri","name":"n"}"#,
+            r#"{"type":"resource_link","uri":"x:y","name":"n","mimeType":5}"#,
+            r#"{"type":"resource_link","uri":"x:y","name":"n","size":"big"}"#,
+            r#"{"type":"resource","resource":{"uri":"x:y","text":"","mimeType":5}}"#,
+        ] {
+            assert!(check_block(bad).is_err(), "{bad}");
+        }
+    }
 }

@@ -1,7 +1,10 @@
-//! JSON Schemas of tools, as far as MCP gives their keywords a meaning of its own: `x-mcp-header`.
+//! JSON Schemas of tools, as far as the proxy must understand them: `x-mcp-header`, to which MCP gives a meaning,
+//! references that lead out of the schema, and what makes clients throw a whole list of tools away.
 //!
 //! Servers refuse a tool whose annotation breaks the rules, and clients over HTTP leave such a tool out; both find
 //! the annotations here (2026-07-28, Streamable HTTP, "Custom Headers from Tool Parameters").
+
+use std::collections::HashSet;
 
 use serde_json::{Map, Value};
 
@@ -41,8 +44,6 @@ fn walk_from(
     for (name, value) in object {
         each(Keyword { name, value, schema: object, path: path.as_deref().map(Vec::as_slice) })?;
         match name.as_str() {
-            // Data, not schemas.
-            "const" | "enum" | "default" | "examples" | "x-mcp-header" => {}
             "properties" => {
                 for (name, property) in value.as_object().into_iter().flatten() {
                     match path.as_deref_mut() {
@@ -61,11 +62,80 @@ fn walk_from(
                     walk_from(schema, None, each)?;
                 }
             }
-            _ => walk_from(value, None, each)?,
+            "items"
+            | "prefixItems"
+            | "additionalItems"
+            | "unevaluatedItems"
+            | "contains"
+            | "additionalProperties"
+            | "unevaluatedProperties"
+            | "propertyNames"
+            | "anyOf"
+            | "oneOf"
+            | "allOf"
+            | "not"
+            | "if"
+            | "then"
+            | "else"
+            | "contentSchema" => walk_from(value, None, each)?,
+            // Data, or a keyword that nobody knows.
+            _ => {}
         }
     }
     Ok(())
 }
+
+/// Checks a schema that an app registers, and finds the arguments that clients repeat in headers.
+///
+/// # Errors
+/// A sentence for the tool's developer. A reference must lead to a place within the schema, for nothing is ever
+/// fetched; types must exist, for clients that compile the schema drop every tool otherwise.
+pub fn check(schema: &Value) -> Result<Vec<ParamHeader>, String> {
+    let mut headers = Vec::new();
+    let mut names = HashSet::new();
+    let mut has_own_base = false;
+    walk(schema, &mut |keyword| {
+        match keyword.name {
+            "$anchor" | "$dynamicAnchor" => names.extend(keyword.value.as_str().map(str::to_owned)),
+            // References below it are relative to it.
+            "$id" | "id" => has_own_base |= keyword.value.is_string(),
+            _ => {}
+        }
+        Ok(())
+    })?;
+    walk(schema, &mut |keyword| {
+        let value = keyword.value;
+        match keyword.name {
+            "$ref" | "$dynamicRef" | "$recursiveRef" => {
+                let Some(target) = value.as_str().and_then(|target| target.strip_prefix('#')) else {
+                    return Err(format!("{}: only references within the schema ('#…') are allowed.", keyword.name));
+                };
+                let leads_somewhere = has_own_base
+                    || target.is_empty()
+                    || names.contains(target)
+                    || schema.pointer(target).is_some()
+                    || target.contains('%');
+                if !leads_somewhere {
+                    return Err(format!("{}: it leads to no place in the schema.", keyword.name));
+                }
+            }
+            "$schema" if !value.is_string() => return Err("$schema: a string is required.".into()),
+            "type" => {
+                let is_type = |value: &Value| value.as_str().is_some_and(|name| TYPES.contains(&name));
+                let types = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
+                if types.is_empty() || !types.iter().all(is_type) {
+                    return Err(format!("type: one or more of {} are required.", TYPES.join(", ")));
+                }
+            }
+            _ => {}
+        }
+        keyword.collect_param_header(&mut headers)
+    })?;
+    Ok(headers)
+}
+
+/// The types of JSON Schema.
+const TYPES: [&str; 7] = ["object", "array", "string", "number", "integer", "boolean", "null"];
 
 impl Keyword<'_> {
     /// Adds the header that this keyword asks for, if it is `x-mcp-header`, to those found before it.
@@ -110,6 +180,31 @@ pub fn param_headers(schema: &Value) -> Result<Vec<ParamHeader>, String> {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn what_leads_nowhere_or_is_no_type_is_refused() {
+        for good in [
+            json!({ "$ref": "#" }),
+            json!({ "$ref": "#/$defs/a", "$defs": { "a": {} } }),
+            json!({ "$ref": "#a", "$defs": { "a": { "$anchor": "a" } } }),
+            json!({ "items": { "$id": "x:y", "$ref": "#/z" } }),
+            json!({ "type": ["string", "null"], "x-vendor": { "type": "widget", "$ref": "http://x/" } }),
+            json!({ "properties": { "$ref": { "type": "string" } }, "const": { "$ref": "http://x/" } }),
+        ] {
+            assert_eq!(check(&good), Ok(Vec::new()), "{good}");
+        }
+        for (bad, says) in [
+            (json!({ "$ref": "http://127.0.0.1:9/" }), "$ref"),
+            (json!({ "items": { "$ref": "other.json" } }), "$ref"),
+            (json!({ "$ref": "#/$defs/a" }), "no place"),
+            (json!({ "$ref": 7 }), "$ref"),
+            (json!({ "properties": { "a": { "type": "nope" } } }), "type"),
+            (json!({ "type": [] }), "type"),
+            (json!({ "$schema": 5 }), "$schema"),
+        ] {
+            assert!(check(&bad).unwrap_err().contains(says), "{bad}");
+        }
+    }
 
     #[test]
     fn annotations_are_found_through_properties_alone() {

@@ -17,12 +17,11 @@ use http::header::{
     AUTHORIZATION, CONNECTION, HeaderName, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_PROTOCOL,
     SEC_WEBSOCKET_VERSION, UPGRADE,
 };
-use http::{HeaderMap, HeaderValue, StatusCode};
+use http::{HeaderMap, HeaderValue, Method, StatusCode, Version};
 use hyper_util::rt::TokioIo;
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 use tracing::Instrument;
 
-use crate::auth::Denied;
 use crate::json;
 use crate::protocol::{BEARER_SUBPROTOCOL_PREFIX, BRIDGE_SUBPROTOCOL, Close, SessionId};
 use crate::proxy::bridge::socket;
@@ -38,7 +37,6 @@ type Result<T = Response> = std::result::Result<T, ApiError>;
 /// `POST /v1/chat/sessions`: registers a session with its tools.
 pub async fn create(State(state): State<Arc<ProxyState>>, request: Request) -> Result {
     let (parts, request_body) = request.into_parts();
-    state.admit_app(&parts.headers)?;
     if state.is_draining() {
         return Err(ApiError::new(
             StatusCode::SERVICE_UNAVAILABLE,
@@ -80,7 +78,6 @@ pub async fn create(State(state): State<Arc<ProxyState>>, request: Request) -> R
 
 /// `GET /v1/chat/sessions/{id}`: what the app may know of its session. No sign of life.
 pub async fn show(State(state): State<Arc<ProxyState>>, request: Request) -> Result {
-    state.admit_app(request.headers())?;
     let entry = find(&state, &request)?;
     let (connected_since, epoch) = entry.bridge.connection();
     let now = Instant::now();
@@ -105,7 +102,6 @@ pub async fn show(State(state): State<Arc<ProxyState>>, request: Request) -> Res
 
 /// `DELETE /v1/chat/sessions/{id}`: ends a session. Idempotent, so that a retried goodbye is no error.
 pub async fn delete(State(state): State<Arc<ProxyState>>, request: Request) -> Result {
-    state.admit_app(request.headers())?;
     if let Some(id) = session_in_path(&request)
         && state.registry.delete(id)
     {
@@ -116,10 +112,10 @@ pub async fn delete(State(state): State<Arc<ProxyState>>, request: Request) -> R
 
 /// `PUT /v1/chat/sessions/{id}/tools`: replaces the tools, all or none.
 pub async fn put_tools(State(state): State<Arc<ProxyState>>, request: Request) -> Result {
-    state.admit_app(request.headers())?;
-    let entry = find(&state, &request)?;
+    let entry = find(&state, &request);
     let (parts, request_body) = request.into_parts();
     let body = json_body(&state, &parts.headers, request_body).await?;
+    let entry = entry?;
     let text = checked_json(&body, state.config.max_json_depth)?;
     let tools = tools_member(text, state.config.max_json_depth).map_err(unprocessable)?;
     let (count, warnings) = update_tools(&state, entry.session.id, tools)?;
@@ -144,15 +140,20 @@ fn update_tools(state: &ProxyState, id: SessionId, tools: &str) -> Result<(usize
 ///
 /// A client that may not have it is upgraded all the same and then closed with a code that says why.
 pub async fn bridge(State(state): State<Arc<ProxyState>>, mut request: Request) -> Result {
+    // axum routes HEAD here as well.
+    if request.method() != Method::GET || request.version() != Version::HTTP_11 {
+        return Err(ApiError::new(StatusCode::BAD_REQUEST, "A WebSocket begins with a GET of HTTP/1.1."));
+    }
     let accept = websocket_accept(request.headers())?;
     let verdict = match state.app_guard.check_token(bridge_token(request.headers()).as_deref()) {
         Err(denied) => {
             tracing::debug!(%denied, "bridge refused");
             Err(Close::Unauthorized)
         }
-        Ok(()) => {
-            session_in_path(&request).and_then(|id| state.registry.get(id, Instant::now())).ok_or(Close::UnknownSession)
-        }
+        Ok(()) => session_in_path(&request)
+            .and_then(|id| state.registry.get(id, Instant::now()))
+            .map(|entry| (entry.session.id, socket::begin(&entry.bridge)))
+            .ok_or(Close::UnknownSession),
     };
     let connection = request.extensions().get::<Peer>().cloned();
     let upgrade = hyper::upgrade::on(&mut request);
@@ -166,7 +167,7 @@ pub async fn bridge(State(state): State<Arc<ProxyState>>, mut request: Request) 
         headers.insert(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(BRIDGE_SUBPROTOCOL));
     }
     let span = match &verdict {
-        Ok(entry) => tracing::info_span!("bridge", session.id = %entry.session.id.short()),
+        Ok((id, _)) => tracing::info_span!("bridge", session.id = %id.short()),
         Err(_) => tracing::info_span!("bridge"),
     };
     let tasks = state.tasks.clone();
@@ -188,12 +189,11 @@ pub async fn bridge(State(state): State<Arc<ProxyState>>, mut request: Request) 
             let websocket = socket::server_socket(stream, settings.max_message_bytes);
             match verdict {
                 Err(close) => socket::refuse(websocket, close).await,
-                Ok(entry) => {
-                    let id = entry.session.id;
+                Ok((id, newcomer)) => {
                     let update = |tools: &str| {
                         update_tools(&state, id, tools).map(|(count, _)| count).map_err(ApiError::into_detail)
                     };
-                    socket::run(websocket, entry.bridge, settings, update, &state.closing).await;
+                    socket::run(websocket, newcomer, settings, update, &state.closing).await;
                 }
             }
         }
@@ -236,16 +236,11 @@ fn bridge_token(headers: &HeaderMap) -> Option<Vec<u8>> {
     URL_SAFE_NO_PAD.decode(encoded.trim_end_matches('=')).ok()
 }
 
-impl ProxyState {
-    /// The token of apps.
-    fn admit_app(&self, headers: &HeaderMap) -> Result<()> {
-        self.app_guard.check(headers).inspect_err(|denied: &Denied| tracing::debug!(%denied, "app refused"))?;
-        Ok(())
-    }
-}
-
 async fn json_body(state: &ProxyState, headers: &HeaderMap, request_body: axum::body::Body) -> Result<Bytes> {
-    gate::check_json_body(headers)?;
+    if let Err(refusal) = gate::check_json_body(headers) {
+        body::discard(request_body, &state.config).await;
+        return Err(refusal.into());
+    }
     Ok(body::read(headers, request_body, &state.config).await?)
 }
 

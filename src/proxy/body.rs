@@ -70,6 +70,21 @@ pub async fn read(headers: &HeaderMap, mut body: Body, config: &Config) -> Resul
     }
 }
 
+/// Reads the body of a request that is refused, and throws it away. A sender that is cut off while it writes loses
+/// the answer, and a reverse proxy in between makes a 502 of it.
+pub async fn discard(mut body: Body, config: &Config) {
+    let end = Instant::now() + config.body_timeout.0;
+    let most = config.max_body_bytes.saturating_mul(DISCARDED_LIMITS);
+    let mut size = 0;
+    while size <= most {
+        let pause_end = (Instant::now() + config.body_idle.0).min(end);
+        match tokio::time::timeout_at(pause_end.into(), body.frame()).await {
+            Ok(Some(Ok(frame))) => size += frame.data_ref().map_or(0, Bytes::len),
+            _ => return,
+        }
+    }
+}
+
 /// A body of some pieces that are kept elsewhere, too, and not copied.
 #[derive(Debug)]
 pub struct Pieces {

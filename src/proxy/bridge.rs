@@ -43,6 +43,8 @@ pub struct BridgeLimits {
     pub queue_bytes: usize,
     /// The most bytes of a result.
     pub result_bytes: usize,
+    /// The most bytes of a progress report.
+    pub progress_bytes: usize,
     /// The deepest nesting of a frame.
     pub json_depth: usize,
     /// How long the calls of an app that resumes wait for its return.
@@ -574,6 +576,11 @@ impl Bridge {
                 state.resolve(self, &call, outcome, now);
                 Received::Done
             }
+            Ok(FromApp::Progress { progress, .. }) if progress.size() > self.limits.progress_bytes => {
+                Counters::count(&self.counters.bad_frames);
+                let (size, limit) = (progress.size(), self.limits.progress_bytes);
+                Received::Bad(format!("tool_progress: the report takes {size} bytes; the limit is {limit}."))
+            }
             Ok(FromApp::Progress { call, progress }) => {
                 let number = call.number_in(self.session);
                 let call = number.and_then(|number| state.calls.get_mut(&number));
@@ -586,10 +593,9 @@ impl Bridge {
             Ok(FromApp::UpdateTools { .. }) => {
                 Received::Bad("update_tools: the app did not register the bridge feature 'tools'.".into())
             }
-            Err(BadFrame { message, call }) => {
+            Err(BadFrame { message, call, is_unreadable }) => {
                 Counters::count(&self.counters.bad_frames);
-                // The call that the frame was meant to answer would wait in vain.
-                let call = call.or_else(|| CallRef::find(text, self.session));
+                let call = if is_unreadable { call.or_else(|| CallRef::find(text, self.session)) } else { call };
                 if let Some(call) = call {
                     state.resolve(self, &call, Err(CallError::Malformed(message.clone())), now);
                 }
@@ -640,6 +646,7 @@ impl Bridge {
                 Reply::Failed(error.into_owned())
             }
             Answer::RpcError { code, message, data } => {
+                check_size(&message)?;
                 Reply::RpcError { code, message: message.into_owned(), data: data.map(fits).transpose()? }
             }
             // Only apps that resume calls are asked about calls that they may never have seen.
@@ -836,6 +843,10 @@ pub struct Call {
 impl crate::mcp::Call for Call {
     async fn next(&mut self, until: Instant) -> Event {
         let reply = &mut self.reply;
+        // Reports that wait to be told do not carry a call past its time.
+        if Instant::now() >= self.deadline {
+            self.reports = None;
+        }
         let wait = async {
             let outcome = match &mut self.reports {
                 None => reply.await,
@@ -886,6 +897,7 @@ mod tests {
         calls: 4,
         queue_bytes: 2000,
         result_bytes: 1000,
+        progress_bytes: 100,
         json_depth: 9,
         resume_grace: Duration::from_secs(15),
     };

@@ -99,6 +99,8 @@ pub struct Config {
     pub max_body_bytes: usize,
     /// The most bytes of a call's HTTP answer.
     pub max_result_bytes: usize,
+    /// The most bytes of a progress report of an app's.
+    pub max_progress_bytes: usize,
     /// The most bytes of a message from an app; a larger one costs the bridge.
     pub max_bridge_message_bytes: usize,
     /// The most bytes that wait to be sent to one app.
@@ -162,6 +164,7 @@ impl Default for Config {
             max_tools_bytes: 2 * MIB,
             max_body_bytes: 4 * MIB,
             max_result_bytes: 10 * MIB,
+            max_progress_bytes: 16 * KIB,
             max_bridge_message_bytes: 32 * MIB,
             max_queue_bytes: 8 * MIB,
             max_json_depth: 64,
@@ -194,7 +197,13 @@ impl Config {
     /// [`ConfigError`] if a setting is malformed or contradicts another.
     pub fn from_env() -> Result<Self, ConfigError> {
         let mut pairs = dot_env(Path::new(".env"))?;
-        pairs.extend(std::env::vars());
+        for (name, value) in std::env::vars_os() {
+            let Some(name) = name.to_str().filter(|name| name.starts_with(PREFIX)) else { continue };
+            match value.into_string() {
+                Ok(value) => pairs.push((name.to_owned(), value)),
+                Err(_) => return refuse(format!("{name} is not valid UTF-8.")),
+            }
+        }
         Self::from_pairs(pairs)
     }
 
@@ -219,9 +228,18 @@ impl Config {
                 let culprit =
                     settings.into_iter().find(|(name, value)| read(vec![(name.clone(), value.clone())]).is_err());
                 let name = culprit.map_or_else(|| "A setting".to_owned(), |(name, _)| name);
-                return refuse(format!("{name} is not usable: {error}."));
+                let hint = if name == "OPENCLAW_PROXY_LISTEN" {
+                    "; write an address and a port, such as 127.0.0.1:8000"
+                } else {
+                    ""
+                };
+                return refuse(format!("{name} is not usable: {error}{hint}."));
             }
         };
+        for list in [&mut config.allowed_hosts, &mut config.allowed_origins] {
+            list.iter_mut().for_each(|item| *item = item.trim().to_owned());
+            list.retain(|item| !item.is_empty());
+        }
         config.check()?;
         let is_setting = |name: &str| setting_names().contains(&name.to_ascii_lowercase().as_str());
         config.unknown = names.into_iter().filter(|name| !is_setting(&name[PREFIX.len()..])).collect();
@@ -248,6 +266,14 @@ impl Config {
             } else if token.expose().len() < 16 || token.expose() == "replace-me" {
                 warnings.push(format!("{name} is easy to guess: use at least 16 random characters."));
             }
+        }
+        if let Some(files) = open_files_limit()
+            && files < self.max_connections as u64
+        {
+            warnings.push(format!(
+                "The process may open {files} files, fewer than OPENCLAW_PROXY_MAX_CONNECTIONS ({}): raise it (ulimit -n, LimitNOFILE), or lower the setting.",
+                self.max_connections
+            ));
         }
         warnings.extend(self.unknown.iter().map(|name| format!("{name} is set, but there is no such setting.")));
         if !self.app_token.is_empty() && self.app_token.expose() == self.openclaw_token.expose() {
@@ -326,6 +352,21 @@ impl Config {
             let depth = self.max_json_depth;
             return refuse(format!("{PREFIX}MAX_JSON_DEPTH is {depth}; it must be from 8 to {}.", json::MAX_DEPTH));
         }
+        let most = tokio::sync::Semaphore::MAX_PERMITS;
+        let counted =
+            [("MAX_CONNECTIONS", self.max_connections), ("MAX_LISTENERS_PER_SESSION", self.max_listeners_per_session)];
+        for (name, value) in counted {
+            if value > most {
+                return refuse(format!("{PREFIX}{name} is {value}; it must be at most {most}."));
+            }
+        }
+        for host in &self.allowed_hosts {
+            if host.contains([':', '/']) && !host.starts_with('[') {
+                return refuse(format!(
+                    "OPENCLAW_PROXY_ALLOWED_HOSTS holds '{host}': a host is written without scheme, port and path."
+                ));
+            }
+        }
         for origin in &self.allowed_origins {
             if !origin.contains("://") || origin.ends_with('/') {
                 return refuse(format!(
@@ -335,6 +376,12 @@ impl Config {
         }
         Ok(())
     }
+}
+
+/// How many files, and so connections, the process may have open at once; known on Linux.
+fn open_files_limit() -> Option<u64> {
+    let limits = std::fs::read_to_string("/proc/self/limits").ok()?;
+    limits.lines().find_map(|line| line.strip_prefix("Max open files")?.split_whitespace().next()?.parse().ok())
 }
 
 /// The names of all settings, without their prefix, in lower case.
@@ -371,6 +418,7 @@ pub fn setting_names() -> &'static [&'static str] {
 /// The pairs of a `.env` file; none if there is no file.
 fn dot_env(path: &Path) -> Result<Vec<(String, String)>, ConfigError> {
     match dotenvy::from_path_iter(path) {
+        Ok(_) if path.is_dir() => refuse(".env is a folder; it must be a file."),
         Ok(pairs) => {
             pairs.collect::<Result<_, _>>().or_else(|error| {
                 // The parse error quotes the line, which may hold a token.
@@ -541,6 +589,9 @@ mod tests {
             ("TRUSTED_PROXIES", "10.0.0.0/33", "TRUSTED_PROXIES"),
             ("ALLOWED_ORIGINS", "example.com", "ALLOWED_ORIGINS"),
             ("ALLOW_OPEN", "yes", "ALLOW_OPEN"),
+            ("LISTEN", "localhost:8000", "such as 127.0.0.1:8000"),
+            ("ALLOWED_HOSTS", "mcp.example:443", "ALLOWED_HOSTS"),
+            ("MAX_CONNECTIONS", "18446744073709551615", "MAX_CONNECTIONS"),
             ("CANCEL_ON_DISCONNECT", "never", "CANCEL_ON_DISCONNECT"),
             ("APP_TOKEN", "a b", "APP_TOKEN"),
             ("OPENCLAW_TOKEN", "${X}", "OPENCLAW_TOKEN"),
@@ -554,7 +605,7 @@ mod tests {
     #[test]
     fn lists_are_comma_separated() {
         let config =
-            config(&[("TRUSTED_PROXIES", "10.0.0.0/8,::1"), ("ALLOWED_HOSTS", "a.example,b.example")]).unwrap();
+            config(&[("TRUSTED_PROXIES", "10.0.0.0/8,::1"), ("ALLOWED_HOSTS", "a.example, b.example")]).unwrap();
         assert_eq!(config.allowed_hosts, ["a.example", "b.example"]);
         let trusts = |peer: &str| config.trusted_proxies.iter().any(|n| n.contains(peer.parse().unwrap()));
         assert!(trusts("10.255.0.1") && trusts("::1") && trusts("::ffff:10.0.0.1"));

@@ -60,9 +60,17 @@ pub struct ClientStream<S> {
     timer: Option<Pin<Box<Sleep>>>,
     /// Runs while the client takes nothing.
     stall: Option<Pin<Box<Sleep>>>,
+    /// When the client last sent anything.
+    last_read: Instant,
+    /// Runs while the rest of what a client sends is thrown away after our last byte.
+    linger: Option<Pin<Box<Sleep>>>,
     /// Bytes that were read already, to be read again.
     rewound: Bytes,
 }
+
+/// How long a client may go on sending after our last byte. A connection that is closed while bytes wait unread is
+/// reset, and the client never reads what it was told: that its body is too large, or its token wrong.
+const LINGER: Duration = Duration::from_secs(2);
 
 impl<S> ClientStream<S> {
     /// A new connection. Its first head is awaited from now on.
@@ -76,6 +84,8 @@ impl<S> ClientStream<S> {
             last_activity: now,
             timer: None,
             stall: None,
+            last_read: now,
+            linger: None,
             rewound: Bytes::new(),
         }
     }
@@ -86,6 +96,11 @@ impl<S> ClientStream<S> {
         self.timer = None;
         self.rewound = read;
         self
+    }
+
+    /// When the client last sent anything. Bytes are a sign of life before a frame of them is complete.
+    pub fn last_read(&self) -> Instant {
+        self.last_read
     }
 
     /// When reading must have succeeded, as things are now.
@@ -124,10 +139,11 @@ impl<S: AsyncRead + Unpin> AsyncRead for ClientStream<S> {
         }
         match Pin::new(&mut this.inner).poll_read(cx, buf) {
             Poll::Ready(result) => {
+                this.last_read = Instant::now();
                 if this.busy.is_set() {
                     this.head_since = None;
                 } else {
-                    this.head_since.get_or_insert_with(Instant::now);
+                    this.head_since.get_or_insert(this.last_read);
                 }
                 Poll::Ready(result)
             }
@@ -141,7 +157,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for ClientStream<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for ClientStream<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for ClientStream<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.inner).poll_write(cx, bytes);
         self.wrote(cx, written)
@@ -169,7 +185,23 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for ClientStream<S> {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_shutdown(cx)
+        let this = &mut *self;
+        if this.linger.is_none() {
+            ready!(Pin::new(&mut this.inner).poll_shutdown(cx))?;
+            this.linger = Some(Box::pin(tokio::time::sleep(LINGER)));
+        }
+        let mut thrown_away = [0; 4096];
+        loop {
+            if this.linger.as_mut().is_some_and(|linger| linger.as_mut().poll(cx).is_ready()) {
+                return Poll::Ready(Ok(()));
+            }
+            let mut buffer = ReadBuf::new(&mut thrown_away);
+            match ready!(Pin::new(&mut this.inner).poll_read(cx, &mut buffer)) {
+                Ok(()) if !buffer.filled().is_empty() => {}
+                // The client has nothing more to say, or has gone.
+                _ => return Poll::Ready(Ok(())),
+            }
+        }
     }
 }
 

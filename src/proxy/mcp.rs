@@ -12,6 +12,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
 use bytes::Bytes;
+use futures_util::future::join_all;
 use http::header::{ACCEPT, ALLOW, CACHE_CONTROL, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use http_body::Body as _;
@@ -37,13 +38,19 @@ pub async fn endpoint(State(state): State<Arc<ProxyState>>, request: Request) ->
     let (parts, request_body) = request.into_parts();
     let origin = match state.gate.check(&parts.headers) {
         Ok(origin) => origin,
-        Err(refusal) => return refused(refusal),
+        Err(refusal) => {
+            body::discard(request_body, &state.config).await;
+            return refused(refusal);
+        }
     };
     let mut response = match parts.method {
         Method::POST => post(&state, parts.uri.path(), &parts.headers, request_body).await,
         Method::GET if state.config.legacy_sse => get(&state, parts.uri.path(), &parts.headers).unwrap_or_else(refused),
         Method::OPTIONS if origin.is_some() => cors::preflight(&parts.headers, methods(&state.config)),
-        _ => method_not_allowed(methods(&state.config)),
+        _ => {
+            body::discard(request_body, &state.config).await;
+            method_not_allowed(methods(&state.config))
+        }
     };
     if let Some(origin) = origin {
         cors::allow(&mut response, origin);
@@ -76,6 +83,7 @@ async fn post(state: &Arc<ProxyState>, path: &str, headers: &HeaderMap, request_
         return unauthorized(state, headers, request_body, denied).await;
     }
     if let Err(refusal) = gate::check_json_body(headers) {
+        body::discard(request_body, &state.config).await;
         return refused(refusal);
     }
     let body = match body::read(headers, request_body, &state.config).await {
@@ -107,7 +115,10 @@ async fn unauthorized(state: &ProxyState, headers: &HeaderMap, request_body: Bod
     const MAX_BYTES: usize = 16 * 1024;
     let body = match request_body.size_hint().upper() {
         Some(size) if size <= MAX_BYTES as u64 => body::read(headers, request_body, &state.config).await,
-        _ => Ok(Bytes::new()),
+        _ => {
+            body::discard(request_body, &state.config).await;
+            Ok(Bytes::new())
+        }
     };
     let body = body.unwrap_or_default();
     let message = std::str::from_utf8(&body).ok().map(|text| Message::parse(text, state.config.max_json_depth));
@@ -181,14 +192,22 @@ async fn batch(state: &Arc<ProxyState>, target: &Target, headers: &HeaderMap, te
         let message = format!("A batch of {} messages is not accepted; it must hold 1 to {limit}.", messages.len());
         return bad(INVALID_REQUEST, &message);
     }
+    // At once, so that a batch takes no longer than its slowest call.
+    let each = messages.iter().map(|message| answer(state, target, headers, message, false));
     let mut answers: Vec<u8> = Vec::new();
-    for message in messages {
-        let answer = match answer(state, target, headers, message, false).await {
+    for (message, answer) in messages.iter().zip(join_all(each).await) {
+        let mut answer = match answer {
             Some(Answer::Json(_, answer)) => answer,
             Some(Answer::List(pieces)) => pieces.concat(),
             // Streams are not accepted here, so there is none.
             Some(Answer::Stream(_) | Answer::Listen(_)) | None => continue,
         };
+        let limit = state.config.max_result_bytes;
+        if answers.len() + answer.len() > limit {
+            let id = json::member(message, "id");
+            let error = format!("The batch's answers take more than {limit} bytes; send this request alone.");
+            answer = jsonrpc::error(id, 413, &error, None);
+        }
         answers.push(if answers.is_empty() { b'[' } else { b',' });
         answers.extend_from_slice(&answer);
     }
@@ -265,8 +284,11 @@ impl Target {
             let is_literal = in_path.contains("$%7B") || in_path.contains("${");
             return get(in_path).map_or(Target::Unknown { is_forgivable: false, is_literal }, Target::Session);
         }
+        // Ours wins where a library or a gateway has taken the other for itself.
+        let is_forgivable = !headers.contains_key(SESSION_HEADER_ALIAS);
+        let header = if is_forgivable { SESSION_HEADER } else { SESSION_HEADER_ALIAS };
         let mut named: Option<&str> = None;
-        for value in headers.get_all(SESSION_HEADER_ALIAS).iter().chain(headers.get_all(SESSION_HEADER)) {
+        for value in headers.get_all(header) {
             // A value that is not ASCII names no session of ours.
             for id in value.to_str().unwrap_or("?").split(',').map(str::trim).filter(|id| !id.is_empty()) {
                 if named.is_some_and(|named| named != id) {
@@ -277,7 +299,6 @@ impl Target {
         }
         let Some(named) = named else { return Target::None };
         let is_literal = named.contains("${");
-        let is_forgivable = !headers.contains_key(SESSION_HEADER_ALIAS);
         get(named).map_or(Target::Unknown { is_forgivable, is_literal }, Target::Session)
     }
 

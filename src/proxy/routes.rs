@@ -5,12 +5,12 @@ use std::sync::Arc;
 use axum::Router;
 use axum::extract::State;
 use axum::middleware::{Next, from_fn_with_state};
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use axum::routing::{any, get, post, put};
 use http::{Method, StatusCode};
 
 use crate::proxy::error::ApiError;
-use crate::proxy::{ProxyState, Request, api, cors, mcp};
+use crate::proxy::{ProxyState, Request, api, body, cors, mcp};
 
 /// The router of the public listener.
 pub fn router(state: Arc<ProxyState>) -> Router {
@@ -43,14 +43,29 @@ async fn health() -> &'static str {
 }
 
 /// What stands before all of the apps' routes; the MCP endpoint does the same in its own words.
-async fn gate(State(state): State<Arc<ProxyState>>, request: Request, next: Next) -> Result<Response, ApiError> {
-    let Some(origin) = state.gate.check(request.headers())?.map(str::to_owned) else {
-        return Ok(next.run(request).await);
+async fn gate(State(state): State<Arc<ProxyState>>, request: Request, next: Next) -> Response {
+    let origin = match state.gate.check(request.headers()) {
+        Ok(origin) => origin.map(str::to_owned),
+        Err(refusal) => return refuse(&state, request, refusal.into()).await,
     };
-    let mut response = match *request.method() {
-        Method::OPTIONS => cors::preflight(request.headers(), "GET, POST, PUT, DELETE"),
+    let is_preflight = origin.is_some() && request.method() == Method::OPTIONS;
+    // A bridge is closed with a code instead, which its app can read.
+    let needs_token = !is_preflight && !request.uri().path().ends_with("/bridge");
+    let mut response = match state.app_guard.check(request.headers()) {
+        Err(denied) if needs_token => {
+            tracing::debug!(%denied, "app refused");
+            refuse(&state, request, denied.into()).await
+        }
+        _ if is_preflight => cors::preflight(request.headers(), "GET, POST, PUT, DELETE"),
         _ => next.run(request).await,
     };
-    cors::allow(&mut response, &origin);
-    Ok(response)
+    if let Some(origin) = origin {
+        cors::allow(&mut response, &origin);
+    }
+    response
+}
+
+async fn refuse(state: &ProxyState, request: Request, error: ApiError) -> Response {
+    body::discard(request.into_body(), &state.config).await;
+    error.into_response()
 }

@@ -492,20 +492,8 @@ fn check_root(schema: &str) -> Result<(), String> {
 
 /// Refuses what reaches beyond the schema, and finds the arguments that clients repeat in headers.
 fn check_schema(schema: &str) -> Result<Vec<ParamHeader>, String> {
-    let mut headers = Vec::new();
-    // Escapes could hide either word; without both and without escapes there is nothing to find.
-    if ["$ref", "$dynamicRef", "$recursiveRef", "x-mcp-header", "\\"].iter().any(|word| schema.contains(word)) {
-        let schema: Value = serde_json::from_str(schema).map_err(|error| format!("{error}."))?;
-        schema::walk(&schema, &mut |keyword| match keyword.name {
-            "$ref" | "$dynamicRef" | "$recursiveRef"
-                if keyword.value.as_str().is_some_and(|target| !target.starts_with('#')) =>
-            {
-                Err(format!("{}: only references within the schema ('#…') are allowed.", keyword.name))
-            }
-            _ => keyword.collect_param_header(&mut headers),
-        })?;
-    }
-    Ok(headers)
+    let schema: Value = serde_json::from_str(schema).map_err(|error| format!("{error}."))?;
+    schema::check(&schema)
 }
 
 fn check_annotations(annotations: Option<&str>) -> Result<(), String> {
@@ -534,14 +522,26 @@ fn check_annotations(annotations: Option<&str>) -> Result<(), String> {
     }
 }
 
+fn is_icon(icon: &str) -> bool {
+    let member = |name: &str| json::member(icon, name);
+    let are_strings = |sizes: &str| {
+        let mut are_strings = true;
+        json::elements(sizes, json::MAX_DEPTH, |size| are_strings &= json::is_string(size)).is_ok() && are_strings
+    };
+    member("src").is_some_and(json::is_string)
+        && member("mimeType").is_none_or(json::is_string)
+        && member("sizes").is_none_or(are_strings)
+        && member("theme").is_none_or(|theme| matches!(theme, "\"light\"" | "\"dark\""))
+}
+
 fn check_icons(icons: Option<&str>) -> Result<(), String> {
     let Some(icons) = icons else { return Ok(()) };
-    let mut have_sources = true;
-    let read = json::elements(icons, json::MAX_DEPTH, |icon| {
-        have_sources &= json::member(icon, "src").is_some_and(json::is_string);
-    });
-    if read.is_err() || !have_sources {
-        return Err("icons: an array of objects with a string 'src' is required.".into());
+    let mut are_icons = true;
+    let read = json::elements(icons, json::MAX_DEPTH, |icon| are_icons &= is_icon(icon));
+    if read.is_err() || !are_icons {
+        let icon =
+            "a string 'src', and may have a string 'mimeType', an array of strings 'sizes', a 'theme' of light or dark";
+        return Err(format!("icons: an array is required, each of it an object with {icon}."));
     }
     Ok(())
 }
@@ -619,7 +619,20 @@ mod tests {
         refused(r#"[{"name":"a","input_schema":{"properties":{"p":{"\u0024ref":"file:x"}}}}]"#, "$ref");
         refused(r#"[{"name":"a","output_schema":true}]"#, "output_schema");
         refused(r#"[{"name":"a","annotations":{"readOnlyHint":"yes"}}]"#, "annotations.readOnlyHint");
-        refused(r#"[{"name":"a","icons":[{}]}]"#, "icons");
+        for icon in [
+            "{}",
+            "5",
+            r#"{"src":5}"#,
+            r#"{"src":"x","sizes":"48x48"}"#,
+            r#"{"src":"x","sizes":[48]}"#,
+            r#"{"src":"x","mimeType":5}"#,
+            r#"{"src":"x","theme":"blue"}"#,
+        ] {
+            refused(&format!(r#"[{{"name":"a","icons":[{icon}]}}]"#), "icons");
+        }
+        assert!(tools(r#"[{"name":"a","icons":[{"src":"x","sizes":["48x48"],"theme":"dark","x":1}]}]"#).is_ok());
+        refused(r#"[{"name":"a","output_schema":{"type":"nope"}}]"#, "output_schema: type");
+        refused(r##"[{"name":"a","input_schema":{"properties":{"p":{"$ref":"#/x"}}}}]"##, "no place");
         refused(r#"[{"name":"a","_meta":1}]"#, "_meta");
     }
 

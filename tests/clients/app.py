@@ -27,7 +27,7 @@ async def main():
                 try:
                     answer |= {"ok": True, "content": TOOLS[frame["tool_name"]](frame["arguments"])}
                 except Exception as error:
-                    answer |= {"ok": False, "error": str(error)}
+                    answer |= {"ok": False, "error": f"{type(error).__name__}: {error}"}
                 await bridge.send(json.dumps(answer))
 
 asyncio.run(main())

@@ -19,13 +19,18 @@ use tokio_websockets::{CloseCode, Config as CodecConfig, Limits, Message, Server
 
 use crate::protocol::{self, Close};
 use crate::proxy::bridge::{Attempt, Bridge, Next, Received};
+use crate::proxy::connection::ClientStream;
 
 /// How long a closing handshake may take before the socket is dropped.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How often a newcomer asks again when sockets keep coming and going under it.
 const ATTACH_ROUNDS: usize = 4;
-/// How many frames are read before other tasks get their turn.
-const READ_BUDGET: usize = 32;
+/// How many bytes of messages are read before other tasks get their turn. Each message counts as some.
+const READ_BUDGET: usize = 256 * 1024;
+/// What a message costs beside its bytes.
+const MESSAGE_COST: usize = 8 * 1024;
+/// The largest message of a client that may not have a bridge, or is closing one.
+const REFUSED_MESSAGE_BYTES: usize = 1024;
 /// How many pongs may wait for a peer that sends pings and does not read.
 const MAX_UNSENT_PONGS: usize = 64;
 /// Messages are not split into frames: apps' libraries handle whole ones best.
@@ -54,8 +59,26 @@ pub fn server_socket<S: AsyncRead + AsyncWrite + Unpin>(stream: S, max_message_b
 
 /// Tells a client why it may not have a bridge.
 pub async fn refuse<S: AsyncRead + AsyncWrite + Unpin>(mut socket: WebSocketStream<S>, close: Close) {
+    // What it still says is thrown away, and must not pile up before.
+    *socket.limits_mut() = Limits::default().max_payload_len(Some(REFUSED_MESSAGE_BYTES));
     // Whoever does not take part in the handshake is dropped.
     let _timed_out = tokio::time::timeout(CLOSE_TIMEOUT, close_socket(&mut socket, close)).await;
+}
+
+/// A socket that asks for its session's bridge, before its upgrade is over: whoever reads the 101 may be called.
+pub fn begin(bridge: &Arc<Bridge>) -> Newcomer {
+    match bridge.try_attach(Instant::now()) {
+        Attempt::Attached(epoch) => Newcomer::Attached(Attachment { bridge: Arc::clone(bridge), epoch }),
+        Attempt::Occupied { .. } | Attempt::Ended(_) => Newcomer::Waiting(Arc::clone(bridge)),
+    }
+}
+
+/// A socket on its way to its session.
+pub enum Newcomer {
+    /// It is the bridge already.
+    Attached(Attachment),
+    /// Another one is, as things are.
+    Waiting(Arc<Bridge>),
 }
 
 /// Connects a socket to its session and serves it until either goes, and then, for an app that resumes calls, until
@@ -63,16 +86,21 @@ pub async fn refuse<S: AsyncRead + AsyncWrite + Unpin>(mut socket: WebSocketStre
 ///
 /// `update_tools` is called for frames of that kind; its error is sent to the app.
 pub async fn run<S: AsyncRead + AsyncWrite + Unpin>(
-    mut socket: WebSocketStream<S>,
-    bridge: Arc<Bridge>,
+    mut socket: WebSocketStream<ClientStream<S>>,
+    newcomer: Newcomer,
     settings: SocketSettings,
     update_tools: impl Fn(&str) -> Result<usize, String>,
     stop: &CancellationToken,
 ) {
-    let attachment = match attach(&bridge, settings.probe).await {
-        Ok(attachment) => attachment,
-        Err(close) => return refuse(socket, close).await,
+    let attachment = match newcomer {
+        Newcomer::Attached(attachment) => attachment,
+        Newcomer::Waiting(bridge) => match attach(&bridge, settings.probe).await {
+            Ok(attachment) => attachment,
+            Err(close) => return refuse(socket, close).await,
+        },
     };
+    tracing::info!(bridge.epoch = attachment.epoch, "bridge connected");
+    let bridge = Arc::clone(&attachment.bridge);
     let end = Pump::new(&mut socket, &attachment, settings, update_tools).run().await;
     tracing::info!(bridge.epoch = attachment.epoch, end = ?end, "bridge disconnected");
     // From here on the app has no bridge, however long it takes to say goodbye.
@@ -90,7 +118,7 @@ pub async fn run<S: AsyncRead + AsyncWrite + Unpin>(
 }
 
 /// A socket's hold on its session; the bridge is detached when this drops.
-struct Attachment {
+pub struct Attachment {
     bridge: Arc<Bridge>,
     epoch: u64,
 }
@@ -113,10 +141,7 @@ impl Drop for Attachment {
 async fn attach(bridge: &Arc<Bridge>, probe: Duration) -> Result<Attachment, Close> {
     for _ in 0..ATTACH_ROUNDS {
         match bridge.try_attach(Instant::now()) {
-            Attempt::Attached(epoch) => {
-                tracing::info!(bridge.epoch = epoch, "bridge connected");
-                return Ok(Attachment { bridge: Arc::clone(bridge), epoch });
-            }
+            Attempt::Attached(epoch) => return Ok(Attachment { bridge: Arc::clone(bridge), epoch }),
             Attempt::Ended(close) => return Err(close),
             Attempt::Occupied { epoch, sign_of_life } => match tokio::time::timeout(probe, sign_of_life).await {
                 Ok(Ok(())) => return Err(Close::AlreadyConnected),
@@ -141,7 +166,7 @@ enum End {
 
 /// The work of one socket: polls the queue, the writing, the reading and the clocks in one task.
 struct Pump<'a, S, F> {
-    socket: Pin<&'a mut WebSocketStream<S>>,
+    socket: Pin<&'a mut WebSocketStream<ClientStream<S>>>,
     bridge: &'a Bridge,
     epoch: u64,
     settings: SocketSettings,
@@ -149,7 +174,8 @@ struct Pump<'a, S, F> {
     /// Fires when a ping is due, or when the app has been silent for too long.
     clock: Pin<Box<Sleep>>,
     ping_at: Instant,
-    last_frame: Instant,
+    /// Since when the session waits for a sign of life of this app's, because another socket wants its place.
+    probed_at: Option<Instant>,
     unsent_pongs: usize,
     bad_frames: u32,
     bad_frames_since: Instant,
@@ -161,7 +187,7 @@ where
     F: Fn(&str) -> Result<usize, String>,
 {
     fn new(
-        socket: &'a mut WebSocketStream<S>,
+        socket: &'a mut WebSocketStream<ClientStream<S>>,
         attachment: &'a Attachment,
         settings: SocketSettings,
         update_tools: F,
@@ -176,7 +202,7 @@ where
             update_tools,
             clock: Box::pin(tokio::time::sleep_until(ping_at.into())),
             ping_at,
-            last_frame: now,
+            probed_at: None,
             unsent_pongs: 0,
             bad_frames: 0,
             bad_frames_since: now,
@@ -197,7 +223,10 @@ where
                 return Poll::Ready(end);
             }
             let message = match self.socket.as_mut().poll_next(cx) {
-                Poll::Pending => return Poll::Pending,
+                Poll::Pending => {
+                    self.report_bytes();
+                    return Poll::Pending;
+                }
                 Poll::Ready(Some(Ok(message))) => message,
                 Poll::Ready(Some(Err(error))) => {
                     tracing::debug!(%error, "bridge connection broke");
@@ -207,14 +236,25 @@ where
                 }
                 Poll::Ready(None) => return Poll::Ready(End::Gone),
             };
+            let cost = MESSAGE_COST + message.as_payload().len();
             if let Some(close) = self.receive(message) {
                 return Poll::Ready(End::Close(close));
             }
-            budget -= 1;
-            if budget == 0 {
-                cx.waker().wake_by_ref();
-                return Poll::Pending;
-            }
+            budget = match budget.checked_sub(cost) {
+                Some(left) => left,
+                None => {
+                    cx.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
+            };
+        }
+    }
+
+    /// An app in the middle of a long message can answer no probe; its bytes answer for it.
+    fn report_bytes(&mut self) {
+        if self.probed_at.is_some_and(|probed_at| self.socket.get_ref().last_read() > probed_at) {
+            self.probed_at = None;
+            self.bridge.sign_of_life(self.epoch, Instant::now());
         }
     }
 
@@ -223,7 +263,7 @@ where
         loop {
             ready!(self.clock.as_mut().poll(cx));
             let now = Instant::now();
-            let silent_at = self.last_frame + 2 * self.settings.ping;
+            let silent_at = self.socket.get_ref().last_read() + 2 * self.settings.ping;
             if now >= silent_at {
                 return Poll::Ready(End::Close(Close::Silent));
             }
@@ -233,7 +273,7 @@ where
                     return Poll::Ready(End::Gone);
                 }
             }
-            // A frame that comes meanwhile only makes it fire too early.
+            // What comes meanwhile only makes it fire too early.
             self.clock.as_mut().reset(self.ping_at.min(silent_at).into());
         }
     }
@@ -253,7 +293,10 @@ where
             let message = match self.bridge.next_frame(self.epoch, Instant::now(), cx.waker()) {
                 // The bytes come from a str and from escaped strings, so they are UTF-8.
                 Next::Send(frame) => Message::text(Bytes::from(frame)),
-                Next::Probe => Message::ping(""),
+                Next::Probe => {
+                    self.probed_at = Some(Instant::now());
+                    Message::ping("")
+                }
                 Next::Close(close) => return Poll::Ready(End::Close(close)),
                 Next::Idle => break,
             };
@@ -284,7 +327,6 @@ where
 
     fn receive(&mut self, message: Message) -> Option<Close> {
         let now = Instant::now();
-        self.last_frame = now;
         let received = if let Some(text) = message.as_text() {
             let payload: Bytes = message.clone().into_payload().into();
             match self.bridge.receive(self.epoch, &payload, text, now) {
