@@ -5,7 +5,7 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use openclaw_mcp_proxy::protocol::{Close, SessionId};
-use openclaw_mcp_proxy::proxy::bridge::{Attempt, BridgeLimits, CallRequest, Next};
+use openclaw_mcp_proxy::proxy::bridge::{Attempt, BridgeLimits, CallError, CallRequest, Next};
 use openclaw_mcp_proxy::proxy::registry::{Entry, Full, Registry};
 use openclaw_mcp_proxy::proxy::session::{Registration, ToolLimits, ToolSet};
 
@@ -141,6 +141,21 @@ async fn an_overdue_call_is_ended_though_nobody_waits_for_it() {
     assert_eq!(entry.bridge.calls_in_flight(), 1);
     registry.sweep(deadline + Duration::from_secs(6));
     assert_eq!(entry.bridge.calls_in_flight(), 0);
+}
+
+#[tokio::test]
+async fn what_waits_for_an_app_is_bounded() {
+    let start = Instant::now();
+    let registry = registry(9);
+    let entry = create(&registry, start).unwrap();
+    let epoch = attach(&entry, start);
+    let large = format!(r#"{{"x":"{}"}}"#, "x".repeat(600));
+    let call = || entry.bridge.call(CallRequest { arguments: &large, ..request() }, start);
+    let _first = call().unwrap();
+    assert_eq!(call().unwrap_err(), CallError::QueueFull(1000));
+    assert!(matches!(entry.bridge.next_frame(epoch, start, Waker::noop()), Next::Send(_)));
+    let _second = call().unwrap();
+    assert_eq!(entry.bridge.calls_in_flight(), 2);
 }
 
 #[test]

@@ -64,6 +64,7 @@ pub struct ClientStream<S> {
     last_read: Instant,
     /// Runs while the rest of what a client sends is thrown away after our last byte.
     linger: Option<Pin<Box<Sleep>>>,
+    lingered: usize,
     /// Bytes that were read already, to be read again.
     rewound: Bytes,
 }
@@ -71,6 +72,8 @@ pub struct ClientStream<S> {
 /// How long a client may go on sending after our last byte. A connection that is closed while bytes wait unread is
 /// reset, and the client never reads what it was told: that its body is too large, or its token wrong.
 const LINGER: Duration = Duration::from_secs(2);
+/// How much of that is thrown away.
+const LINGER_BYTES: usize = 16 * 1024 * 1024;
 
 impl<S> ClientStream<S> {
     /// A new connection. Its first head is awaited from now on.
@@ -86,6 +89,7 @@ impl<S> ClientStream<S> {
             stall: None,
             last_read: now,
             linger: None,
+            lingered: 0,
             rewound: Bytes::new(),
         }
     }
@@ -197,8 +201,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for ClientStream<S> {
             }
             let mut buffer = ReadBuf::new(&mut thrown_away);
             match ready!(Pin::new(&mut this.inner).poll_read(cx, &mut buffer)) {
-                Ok(()) if !buffer.filled().is_empty() => {}
-                // The client has nothing more to say, or has gone.
+                Ok(()) if !buffer.filled().is_empty() && this.lingered < LINGER_BYTES => {
+                    this.lingered += buffer.filled().len();
+                }
+                // The client has nothing more to say, has gone, or goes on and on.
                 _ => return Poll::Ready(Ok(())),
             }
         }

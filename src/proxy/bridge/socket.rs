@@ -57,12 +57,20 @@ pub fn server_socket<S: AsyncRead + AsyncWrite + Unpin>(stream: S, max_message_b
         .serve(stream)
 }
 
-/// Tells a client why it may not have a bridge.
+/// Tells a client why it may not have a bridge, or not any longer.
 pub async fn refuse<S: AsyncRead + AsyncWrite + Unpin>(mut socket: WebSocketStream<S>, close: Close) {
-    // What it still says is thrown away, and must not pile up before.
+    let code = CloseCode::try_from(close.code()).unwrap_or(CloseCode::NORMAL_CLOSURE);
+    // A socket that takes no frame is gone, which the goodbye finds out.
+    let _gone = Pin::new(&mut socket).start_send(Message::close(Some(code), close.reason()));
+    say_goodbye(socket).await;
+}
+
+/// Sends what is still to be sent, the codec's own close frames (1002, 1007, 1009) among it, waits for the peer's
+/// close frame and throws away what it says before.
+async fn say_goodbye<S: AsyncRead + AsyncWrite + Unpin>(mut socket: WebSocketStream<S>) {
     *socket.limits_mut() = Limits::default().max_payload_len(Some(REFUSED_MESSAGE_BYTES));
-    // Whoever does not take part in the handshake is dropped.
-    let _timed_out = tokio::time::timeout(CLOSE_TIMEOUT, close_socket(&mut socket, close)).await;
+    // Whoever does not take part is dropped.
+    let _ended = tokio::time::timeout(CLOSE_TIMEOUT, poll_fn(|cx| Pin::new(&mut socket).poll_close(cx))).await;
 }
 
 /// A socket that asks for its session's bridge, before its upgrade is over: whoever reads the 101 may be called.
@@ -105,10 +113,9 @@ pub async fn run<S: AsyncRead + AsyncWrite + Unpin>(
     tracing::info!(bridge.epoch = attachment.epoch, end = ?end, "bridge disconnected");
     // From here on the app has no bridge, however long it takes to say goodbye.
     let (epoch, grace_end) = attachment.detach();
-    if let End::Close(close) = end {
-        refuse(socket, close).await;
-    } else {
-        drop(socket);
+    match end {
+        End::Close(close) => refuse(socket, close).await,
+        End::Gone => say_goodbye(socket).await,
     }
     if let Some(grace_end) = grace_end
         && stop.run_until_cancelled(tokio::time::sleep_until(grace_end.into())).await.is_some()
@@ -230,8 +237,6 @@ where
                 Poll::Ready(Some(Ok(message))) => message,
                 Poll::Ready(Some(Err(error))) => {
                     tracing::debug!(%error, "bridge connection broke");
-                    // The codec has queued the close frame that the error calls for (1002, 1007, 1009).
-                    let _flushed = self.socket.as_mut().poll_flush(cx);
                     return Poll::Ready(End::Gone);
                 }
                 Poll::Ready(None) => return Poll::Ready(End::Gone),
@@ -361,17 +366,4 @@ where
         self.bad_frames += 1;
         (self.bad_frames > self.settings.max_bad_frames).then_some(Close::Policy)
     }
-}
-
-/// Sends a close frame and waits for the peer's.
-async fn close_socket<S: AsyncRead + AsyncWrite + Unpin>(socket: &mut WebSocketStream<S>, close: Close) {
-    let mut socket = Pin::new(socket);
-    let code = CloseCode::try_from(close.code()).unwrap_or(CloseCode::NORMAL_CLOSURE);
-    if socket.as_mut().start_send(Message::close(Some(code), close.reason())).is_err() {
-        return;
-    }
-    if poll_fn(|cx| socket.as_mut().poll_flush(cx)).await.is_err() {
-        return;
-    }
-    while let Some(Ok(_)) = poll_fn(|cx| socket.as_mut().poll_next(cx)).await {}
 }
