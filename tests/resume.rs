@@ -197,6 +197,23 @@ async fn a_silent_bridge_hands_its_calls_to_the_one_that_takes_over() {
     assert_eq!(soon(call).await.unwrap().tool_text(), "new");
 }
 
+#[tokio::test]
+async fn the_last_words_of_a_socket_that_goes_do_not_keep_its_app_out() {
+    let server = TestServer::start(&[("PROBE_SECONDS", "1")]).await;
+    for goes in [true, false] {
+        let app = resuming_app(&server).await;
+        let (mut old, _, _) = hello(&app).await;
+        let mut newcomer = app.dial().await;
+        while !soon(old.socket.next()).await.unwrap().unwrap().is_ping() {}
+        // This was on its way when the app dialled anew. Then the old socket closes, or its network is gone.
+        old.send(json!({ "type": "pong" })).await;
+        let unread = (!goes).then_some(old);
+        let frame = newcomer.recv().await;
+        assert_eq!((&frame["type"], &frame["epoch"]), (&json!("hello"), &json!(2)));
+        drop(unread);
+    }
+}
+
 /// A TCP relay that cuts its connections, by RST or FIN, in the middle of whatever is under way.
 struct Cutter {
     port: u16,

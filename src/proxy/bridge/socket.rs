@@ -24,7 +24,9 @@ use crate::proxy::connection::ClientStream;
 /// How long a closing handshake may take before the socket is dropped.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How often a newcomer asks again when sockets keep coming and going under it.
-const ATTACH_ROUNDS: usize = 4;
+const ATTACH_ROUNDS: usize = 8;
+/// What a socket sent before it broke may still arrive this long.
+const LAST_WORDS: Duration = Duration::from_millis(250);
 /// How many bytes of messages are read before other tasks get their turn. Each message counts as some.
 const READ_BUDGET: usize = 256 * 1024;
 /// What a message costs beside its bytes.
@@ -145,13 +147,21 @@ impl Drop for Attachment {
 
 /// Makes a socket the session's bridge. Another one that is connected keeps its place if it shows that it is
 /// alive, and loses it if it stays silent: no call is lost silently, and no two apps fight in a loop.
+///
+/// It must show it twice. An app that dials anew can be here before the last words of its own old socket are, and
+/// must not be turned away because of them: it would think that there is another app, and stop.
 async fn attach(bridge: &Arc<Bridge>, probe: Duration) -> Result<Attachment, Close> {
+    let mut seen_alive = None;
     for _ in 0..ATTACH_ROUNDS {
         match bridge.try_attach(Instant::now()) {
             Attempt::Attached(epoch) => return Ok(Attachment { bridge: Arc::clone(bridge), epoch }),
             Attempt::Ended(close) => return Err(close),
             Attempt::Occupied { epoch, sign_of_life } => match tokio::time::timeout(probe, sign_of_life).await {
-                Ok(Ok(())) => return Err(Close::AlreadyConnected),
+                Ok(Ok(())) if seen_alive == Some(epoch) => return Err(Close::AlreadyConnected),
+                Ok(Ok(())) => {
+                    seen_alive = Some(epoch);
+                    tokio::time::sleep(LAST_WORDS).await;
+                }
                 // It went by itself.
                 Ok(Err(_)) => {}
                 // Its own task waits for the end of a grace that ends now.
