@@ -5,6 +5,8 @@
 /// The server, an app and an MCP client, with verbs.
 mod support;
 
+/// The apps that cope with networks.
+mod apps;
 /// Tokens and who gets in.
 mod auth;
 /// Bridges: results, losses, takeovers, liveness.

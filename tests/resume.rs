@@ -3,17 +3,14 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::{SinkExt, StreamExt};
 use serde_json::{Value, json};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Mutex;
-use tokio::task::JoinHandle;
 use tokio_tungstenite::tungstenite::Message;
 
-use crate::support::{App, Bridge, TestServer, soon, timed, tools, until};
+use crate::support::{App, Bridge, Relay, TestServer, random, soon, timed, tools, until};
 
 async fn resuming_app(server: &TestServer) -> App {
     let features = json!(["resume", "cancel", "deadline"]);
@@ -214,72 +211,6 @@ async fn the_last_words_of_a_socket_that_goes_do_not_keep_its_app_out() {
     }
 }
 
-/// A TCP relay that cuts its connections, by RST or FIN, in the middle of whatever is under way.
-struct Cutter {
-    port: u16,
-    relaying: JoinHandle<()>,
-}
-
-impl Cutter {
-    /// Relays to `target`; each connection lives for a random time of up to `longest`, until `until`.
-    async fn start(target: u16, longest: Duration, until: Instant) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let port = listener.local_addr().unwrap().port();
-        let relaying = tokio::spawn(async move {
-            let mut tasks = tokio::task::JoinSet::new();
-            while let Ok((client, _)) = listener.accept().await {
-                tasks.spawn(async move {
-                    let Ok(server) = TcpStream::connect(("127.0.0.1", target)).await else { return };
-                    let relay = relay(client, server);
-                    let now = Instant::now();
-                    if now >= until {
-                        return relay.await;
-                    }
-                    let life = longest.mul_f64(random());
-                    let _cut = tokio::time::timeout(life, relay).await;
-                });
-            }
-        });
-        Cutter { port, relaying }
-    }
-}
-
-impl Drop for Cutter {
-    fn drop(&mut self) {
-        self.relaying.abort();
-    }
-}
-
-/// Copies both ways. Dropped half-way it closes both sockets: by RST where bytes wait unread, else by FIN.
-async fn relay(mut client: TcpStream, mut server: TcpStream) {
-    if random() < 0.5 {
-        client.set_zero_linger().unwrap();
-        server.set_zero_linger().unwrap();
-    }
-    let (mut client_reader, mut client_writer) = client.split();
-    let (mut server_reader, mut server_writer) = server.split();
-    let copy = async |reader: &mut (dyn tokio::io::AsyncRead + Unpin + Send),
-                      writer: &mut (dyn tokio::io::AsyncWrite + Unpin + Send)| {
-        // Small pieces, so that cuts fall within frames.
-        let mut buffer = [0; 64];
-        while let Ok(read) = reader.read(&mut buffer).await {
-            if read == 0 || writer.write_all(&buffer[..read]).await.is_err() {
-                break;
-            }
-        }
-    };
-    tokio::select! {
-        () = copy(&mut client_reader, &mut server_writer) => {}
-        () = copy(&mut server_reader, &mut client_writer) => {}
-    }
-}
-
-/// From 0 to 1.
-fn random() -> f64 {
-    let bits = uuid::Uuid::new_v4().as_u128() as u32;
-    f64::from(bits) / f64::from(u32::MAX)
-}
-
 /// What happened, in order of nothing: each execution of a call, by its own number.
 #[derive(Default)]
 struct History {
@@ -358,8 +289,8 @@ async fn ten_thousand_calls_over_dying_sockets_run_at_most_once_and_none_hangs()
     let settings =
         [("TOOL_TIMEOUT_SECONDS", timeout.as_str()), ("RESUME_GRACE_SECONDS", "5"), ("PROBE_SECONDS", "0.3")];
     let server = TestServer::start(&settings).await;
-    let cutter =
-        Cutter::start(server.port, Duration::from_millis(400), Instant::now() + Duration::from_secs(600)).await;
+    // Each connection lives for a random time.
+    let cutter = Relay::start(server.port, Some(Duration::from_millis(400))).await;
     let (history, connections) = (Arc::new(History::default()), Arc::new(AtomicU64::new(0)));
     let mut apps = Vec::new();
     let mut running = tokio::task::JoinSet::new();

@@ -1,13 +1,17 @@
 //! A real server, a real app and a real MCP client, with verbs.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use futures_util::{SinkExt, StreamExt};
 use openclaw_mcp_proxy::proxy::{Server, config::Config};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{ReadHalf, WriteHalf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::task::JoinHandle;
+use tokio::sync::watch;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 use tokio_tungstenite::tungstenite::protocol::CloseFrame;
 use tokio_tungstenite::tungstenite::{Message, Utf8Bytes};
@@ -398,4 +402,124 @@ pub async fn timed<F: Future>(future: F) -> (F::Output, Duration) {
     let start = Instant::now();
     let output = future.await;
     (output, start.elapsed())
+}
+
+/// A TCP relay in front of a server that cuts its connections, by RST or FIN, in the middle of whatever is under way.
+pub struct Relay {
+    pub port: u16,
+    state: watch::Sender<RelayState>,
+    carried: Arc<Carried>,
+    relaying: JoinHandle<()>,
+}
+
+#[derive(Clone, Copy)]
+struct RelayState {
+    target: u16,
+    /// How often connections were cut.
+    cuts: u64,
+    /// Whether new ones are let through.
+    is_open: bool,
+}
+
+/// What went through a relay.
+#[derive(Default)]
+struct Carried {
+    /// How many bytes went to the server.
+    up: AtomicU64,
+    /// All that came from the server.
+    down: Mutex<Vec<u8>>,
+}
+
+impl Relay {
+    /// Relays to `target`; each connection lives for a random time of up to `longest`, if that is given.
+    pub async fn start(target: u16, longest: Option<Duration>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let (state, watched) = watch::channel(RelayState { target, cuts: 0, is_open: true });
+        let carried = Arc::<Carried>::default();
+        let carrying = carried.clone();
+        let relaying = tokio::spawn(async move {
+            let mut tasks = JoinSet::new();
+            while let Ok((client, _)) = listener.accept().await {
+                let (mut watched, carried) = (watched.clone(), carrying.clone());
+                let RelayState { target, cuts, is_open } = *watched.borrow_and_update();
+                if !is_open {
+                    continue;
+                }
+                tasks.spawn(async move {
+                    let Ok(server) = TcpStream::connect(("127.0.0.1", target)).await else { return };
+                    let life = longest.map_or(Duration::MAX, |longest| longest.mul_f64(random()));
+                    tokio::select! {
+                        () = relay(client, server, &carried) => {}
+                        () = tokio::time::sleep(life) => {}
+                        _ = watched.wait_for(|state| state.cuts > cuts) => {}
+                    }
+                });
+            }
+        });
+        Relay { port, state, carried, relaying }
+    }
+
+    /// Cuts all connections that there are.
+    pub fn cut(&self) {
+        self.state.send_modify(|state| state.cuts += 1);
+    }
+
+    /// Cuts all connections and lets no new ones through.
+    pub fn close(&self) {
+        self.state.send_modify(|state| state.is_open = false);
+        self.cut();
+    }
+
+    /// Lets connections through again, to the server of this port.
+    pub fn open(&self, target: u16) {
+        self.state.send_modify(|state| (state.target, state.is_open) = (target, true));
+    }
+
+    /// How many bytes have gone to the server.
+    pub fn sent(&self) -> u64 {
+        self.carried.up.load(Ordering::Relaxed)
+    }
+
+    /// Whether this text has come from the server.
+    pub fn has_brought(&self, text: &str) -> bool {
+        self.carried.down.lock().unwrap().windows(text.len()).any(|window| window == text.as_bytes())
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.relaying.abort();
+    }
+}
+
+/// Copies both ways. Dropped half-way it closes both sockets: by RST where bytes wait unread, else by FIN.
+async fn relay(mut client: TcpStream, mut server: TcpStream, carried: &Carried) {
+    if random() < 0.5 {
+        client.set_zero_linger().unwrap();
+        server.set_zero_linger().unwrap();
+    }
+    let (client_reader, client_writer) = client.split();
+    let (server_reader, server_writer) = server.split();
+    tokio::select! {
+        () = copy(client_reader, server_writer, |piece| _ = carried.up.fetch_add(piece.len() as u64, Ordering::Relaxed)) => {}
+        () = copy(server_reader, client_writer, |piece| carried.down.lock().unwrap().extend_from_slice(piece)) => {}
+    }
+}
+
+async fn copy(mut from: ReadHalf<'_>, mut to: WriteHalf<'_>, carry: impl Fn(&[u8])) {
+    // Small pieces, so that cuts fall within frames.
+    let mut buffer = [0; 64];
+    while let Ok(read) = from.read(&mut buffer).await {
+        if read == 0 || to.write_all(&buffer[..read]).await.is_err() {
+            break;
+        }
+        carry(&buffer[..read]);
+    }
+}
+
+/// From 0 to 1.
+pub fn random() -> f64 {
+    let bits = uuid::Uuid::new_v4().as_u128() as u32;
+    f64::from(bits) / f64::from(u32::MAX)
 }
