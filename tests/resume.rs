@@ -123,6 +123,19 @@ async fn when_the_grace_is_over_each_call_says_what_is_known_of_it() {
 }
 
 #[tokio::test]
+async fn the_grace_does_not_wait_for_a_goodbye_that_nobody_hears() {
+    let server = TestServer::start(&[("PING_SECONDS", "0.2"), ("RESUME_GRACE_SECONDS", "0.2")]).await;
+    let app = resuming_app(&server).await;
+    let (mut silent, _, _) = hello(&app).await;
+    let call = app.client().spawn_call("1", "slow", "{}");
+    silent.invoked().await;
+    // From here on nobody reads it.
+    let (reply, took) = timed(soon(call)).await;
+    assert!(reply.unwrap().tool_text().ends_with("The tool may have run."));
+    assert!(took < Duration::from_millis(1500), "{took:?}");
+}
+
+#[tokio::test]
 async fn a_call_that_ends_during_the_grace_is_not_pending_any_more() {
     let server = TestServer::start(&[("TOOL_TIMEOUT_SECONDS", "1")]).await;
     let app = resuming_app(&server).await;

@@ -115,15 +115,20 @@ pub async fn run<S: AsyncRead + AsyncWrite + Unpin>(
     tracing::info!(bridge.epoch = attachment.epoch, end = ?end, "bridge disconnected");
     // From here on the app has no bridge, however long it takes to say goodbye.
     let (epoch, grace_end) = attachment.detach();
-    match end {
-        End::Close(close) => refuse(socket, close).await,
-        End::Gone => say_goodbye(socket).await,
-    }
-    if let Some(grace_end) = grace_end
-        && stop.run_until_cancelled(tokio::time::sleep_until(grace_end.into())).await.is_some()
-    {
-        bridge.end_grace(epoch, Instant::now());
-    }
+    let goodbye = async {
+        match end {
+            End::Close(close) => refuse(socket, close).await,
+            End::Gone => say_goodbye(socket).await,
+        }
+    };
+    let grace = async {
+        if let Some(grace_end) = grace_end
+            && stop.run_until_cancelled(tokio::time::sleep_until(grace_end.into())).await.is_some()
+        {
+            bridge.end_grace(epoch, Instant::now());
+        }
+    };
+    tokio::join!(goodbye, grace);
 }
 
 /// A socket's hold on its session; the bridge is detached when this drops.
