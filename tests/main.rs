@@ -25,6 +25,8 @@ mod limits;
 mod listen;
 /// The MCP endpoint.
 mod mcp;
+/// Networks that swallow everything.
+mod netns;
 /// The program: the demo, exit codes, signals, logs.
 mod program;
 /// Calls that outlive the socket that carried them.

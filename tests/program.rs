@@ -9,8 +9,14 @@ use tokio::process::{Child, Command};
 
 use crate::support::{App, TestServer, soon, timed, tools};
 
+pub const PROGRAM: &str = env!("CARGO_BIN_EXE_openclaw-mcp-proxy");
+
 fn program(settings: &[(&str, &str)]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_openclaw-mcp-proxy"));
+    program_by(Command::new(PROGRAM), settings)
+}
+
+/// The program, started by another one.
+pub fn program_by(mut command: Command, settings: &[(&str, &str)]) -> Command {
     // A folder without a .env, and an environment without our settings.
     command.current_dir(env!("CARGO_TARGET_TMPDIR")).env_clear().kill_on_drop(true);
     for (name, value) in settings {
@@ -29,8 +35,13 @@ fn text(bytes: &[u8]) -> String {
 }
 
 /// Starts the program and waits until it says where it listens.
-async fn serving(settings: &[(&str, &str)]) -> (Child, String) {
-    let mut child = program(settings).spawn().unwrap();
+pub async fn serving(settings: &[(&str, &str)]) -> (Child, String) {
+    serve(program(settings)).await
+}
+
+/// Starts a command that is the program in the end.
+pub async fn serve(mut command: Command) -> (Child, String) {
+    let mut child = command.spawn().unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
     let url = loop {
         let line = soon(lines.next_line()).await.unwrap().expect("the program says that it listens");
