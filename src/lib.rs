@@ -26,7 +26,7 @@
 //! | [`proxy::mcp`] | what MCP clients call: `/v1/mcp` |
 //! | [`proxy::session`] | a registration, checked and rendered |
 //! | [`proxy::registry`] | which sessions there are; expiry |
-//! | [`proxy::bridge`] | a session's calls in flight: a state machine without a socket |
+//! | [`proxy::bridge`] | a session's calls in flight: a state machine without a socket; its books in `state` |
 //! | [`proxy::bridge::socket`] | the one task that owns a bridge's WebSocket |
 //! | [`proxy::connection`] | a client connection's clocks |
 //! | [`proxy::body`], [`proxy::error`], [`proxy::cors`] | reading bodies within bounds; errors; invited web pages |

@@ -13,6 +13,7 @@
 //! never saw them.
 
 pub mod socket;
+mod state;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,6 +23,8 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use tokio::sync::{mpsc, oneshot};
+
+use state::{Attached, Outgoing, Parked, Pending, ProgressPipe, State};
 
 use crate::cancel::{Tombstones, same_id};
 use crate::mcp::{Event, Progress, Reply};
@@ -143,82 +146,6 @@ pub struct Bridge {
     limits: BridgeLimits,
     counters: Arc<Counters>,
     state: Mutex<State>,
-}
-
-#[derive(Debug)]
-struct State {
-    /// Of the newest socket; 0 before the first.
-    epoch: u64,
-    attached: Option<Attached>,
-    /// Calls wait for the app to come back after its socket went.
-    parked: Option<Parked>,
-    /// The number of the newest call.
-    number: u64,
-    calls: BTreeMap<u64, Pending>,
-    outbox: VecDeque<Outgoing>,
-    outbox_bytes: usize,
-    /// When the app last showed itself.
-    last_sign: Instant,
-    tombstones: Tombstones,
-    /// Set when the session ends: from then on calls fail with the one, and sockets are closed with the other.
-    ended: Option<(CallError, Close)>,
-}
-
-/// A connected socket.
-#[derive(Debug)]
-struct Attached {
-    epoch: u64,
-    since: Instant,
-    close: Option<Close>,
-    /// Newcomers that wait for a sign of life from this socket.
-    probes: Vec<oneshot::Sender<()>>,
-    probe_due: bool,
-    /// Wakes the task that owns the socket, while it has nothing to do.
-    waker: Option<Waker>,
-}
-
-/// The calls of a socket that has gone wait for the next one.
-#[derive(Debug, Clone, Copy)]
-struct Parked {
-    /// The socket that has gone.
-    epoch: u64,
-    until: Instant,
-}
-
-/// A call in flight.
-#[derive(Debug)]
-struct Pending {
-    client_id: Box<str>,
-    reply: oneshot::Sender<Outcome>,
-    progress: Option<ProgressPipe>,
-    deadline: Instant,
-    timeout: Duration,
-    /// The epoch of the socket that the frame was handed to: the app may have it.
-    sent: Option<u64>,
-    /// The frame, still open at its end, to be sent again if the app never saw it.
-    frame: Option<Vec<u8>>,
-}
-
-#[derive(Debug)]
-struct ProgressPipe {
-    reports: mpsc::Sender<Progress>,
-    last: f64,
-}
-
-#[derive(Debug)]
-enum Outgoing {
-    /// An `invoke_tool` frame that is still open at its end.
-    Invoke(u64, Vec<u8>),
-    /// Any other frame.
-    Other(Vec<u8>),
-}
-
-impl Outgoing {
-    fn len(&self) -> usize {
-        match self {
-            Outgoing::Invoke(_, frame) | Outgoing::Other(frame) => frame.len(),
-        }
-    }
 }
 
 /// Whether a socket may become the session's bridge.
@@ -659,172 +586,6 @@ impl Bridge {
 fn instance() -> &'static str {
     static INSTANCE: LazyLock<String> = LazyLock::new(|| SessionId::random().short().to_string());
     &INSTANCE
-}
-
-impl State {
-    fn admission(&self, bridge: &Bridge, now: Instant) -> Result<(), CallError> {
-        if let Some((error, _)) = &self.ended {
-            return Err(error.clone());
-        }
-        let is_connected = self.attached.as_ref().is_some_and(|attached| attached.close.is_none());
-        let is_awaited = self.parked.is_some_and(|parked| now < parked.until);
-        if !is_connected && !is_awaited {
-            return Err(CallError::NotConnected);
-        }
-        if self.calls.len() >= bridge.limits.calls {
-            return Err(CallError::Busy(bridge.limits.calls));
-        }
-        Ok(())
-    }
-
-    /// Lets a call in and gives it a number.
-    fn admit(&mut self, bridge: &Bridge, request: &CallRequest<'_>, now: Instant) -> Result<u64, CallError> {
-        self.admission(bridge, now)?;
-        if self.tombstones.take(request.client_id, now) {
-            return Err(CallError::Cancelled);
-        }
-        self.number += 1;
-        Ok(self.number)
-    }
-
-    fn push(&mut self, outgoing: Outgoing) {
-        self.outbox_bytes += outgoing.len();
-        self.outbox.push_back(outgoing);
-        self.wake();
-    }
-
-    /// Wakes the task of the connected socket.
-    fn wake(&mut self) {
-        if let Some(waker) = self.attached.as_mut().and_then(|attached| attached.waker.take()) {
-            waker.wake();
-        }
-    }
-
-    fn close_or_wait(&mut self, epoch: u64, waker: &Waker) -> Next {
-        let Some(attached) = self.attached.as_mut().filter(|attached| attached.epoch == epoch) else {
-            return Next::Close(Close::Replaced);
-        };
-        if let Some(close) = attached.close {
-            return Next::Close(close);
-        }
-        match &mut attached.waker {
-            Some(current) => current.clone_from(waker),
-            none => *none = Some(waker.clone()),
-        }
-        Next::Idle
-    }
-
-    /// Forgets the frames of calls that were not sent.
-    fn drop_unsent(&mut self) {
-        self.outbox.retain(|outgoing| matches!(outgoing, Outgoing::Other(_)));
-        self.outbox_bytes = self.outbox.iter().map(Outgoing::len).sum();
-    }
-
-    /// Takes a call out of flight without an answer of its app.
-    fn abandon(
-        &mut self,
-        bridge: &Bridge,
-        number: u64,
-        reason: CancelReason,
-        tell: bool,
-        now: Instant,
-    ) -> Option<Pending> {
-        let call = self.calls.remove(&number)?;
-        self.tombstones.answered(&call.client_id, now);
-        if call.sent.is_none() {
-            let mine = |outgoing: &Outgoing| matches!(outgoing, Outgoing::Invoke(n, _) if *n == number);
-            if let Some(at) = self.outbox.iter().position(mine)
-                && let Some(outgoing) = self.outbox.remove(at)
-            {
-                self.outbox_bytes -= outgoing.len();
-            }
-        } else if tell && bridge.features.cancel && self.attached.is_some() {
-            self.push(Outgoing::Other(protocol::cancel_frame(bridge.session, number, reason, bridge.spelling)));
-        }
-        Some(call)
-    }
-
-    fn resolve(&mut self, bridge: &Bridge, call: &CallRef<'_>, outcome: Outcome, now: Instant) {
-        let number = call.number_in(bridge.session);
-        match number.filter(|number| self.calls.get(number).is_some_and(|call| call.sent.is_some())) {
-            Some(number) => self.resolve_number(number, outcome, now),
-            None => bridge.ignore_result(),
-        }
-    }
-
-    /// The app never saw a call that an earlier socket carried: it is sent again, as the same call.
-    fn redeliver(&mut self, bridge: &Bridge, call: &CallRef<'_>, now: Instant) {
-        let number = call.number_in(bridge.session);
-        let Some((number, call)) =
-            number.and_then(|n| Some((n, self.calls.get_mut(&n).filter(|call| call.sent.is_some())?)))
-        else {
-            return bridge.ignore_result();
-        };
-        // Of a call that this very socket carried, the app cannot say so: it has forgotten it.
-        if call.sent == Some(self.epoch) {
-            let error = CallError::Malformed("It says that it does not know the call.".into());
-            return self.resolve_number(number, Err(error), now);
-        }
-        call.sent = None;
-        if let Some(mut frame) = call.frame.take() {
-            protocol::mark_redelivery(&mut frame);
-            self.push(Outgoing::Invoke(number, frame));
-        }
-    }
-
-    fn resolve_number(&mut self, number: u64, outcome: Outcome, now: Instant) {
-        if let Some(call) = self.calls.remove(&number) {
-            self.finish(call, outcome, now);
-        }
-    }
-
-    /// Ends all calls: those that the app may have, and those that it cannot have.
-    fn fail_all(&mut self, sent: &CallError, unsent: &CallError, now: Instant) {
-        self.outbox.clear();
-        self.outbox_bytes = 0;
-        while let Some((_, call)) = self.calls.pop_first() {
-            let error = if call.sent.is_some() { sent } else { unsent };
-            self.finish(call, Err(error.clone()), now);
-        }
-    }
-
-    fn finish(&mut self, call: Pending, outcome: Outcome, now: Instant) {
-        self.tombstones.answered(&call.client_id, now);
-        call.finish(outcome);
-    }
-
-    /// False if `epoch` is not the connected socket's.
-    fn sign_of_life(&mut self, epoch: u64, now: Instant) -> bool {
-        let Some(attached) = self.attached.as_mut().filter(|attached| attached.epoch == epoch) else { return false };
-        self.last_sign = now;
-        for probe in attached.probes.drain(..) {
-            let _gone = probe.send(());
-        }
-        true
-    }
-}
-
-impl Pending {
-    fn finish(self, outcome: Outcome) {
-        // A caller that has gone has no use for the outcome.
-        let _gone = self.reply.send(outcome);
-    }
-
-    fn report(&mut self, progress: protocol::Progress<'_>) {
-        let Some(pipe) = &mut self.progress else { return };
-        let Ok(value) = progress.progress.parse::<f64>() else { return };
-        // MCP: progress MUST increase with each notification.
-        if value > pipe.last {
-            pipe.last = value;
-            let own = |text: Option<&str>| text.map(str::to_owned);
-            let report = Progress {
-                progress: progress.progress.to_owned(),
-                total: own(progress.total),
-                message: own(progress.message),
-            };
-            let _full = pipe.reports.try_send(report);
-        }
-    }
 }
 
 /// A call in flight. Dropping it abandons it.
