@@ -1,6 +1,6 @@
 //! The MCP endpoint, request by request, as clients of every version send them.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use futures_util::future::join_all;
@@ -820,4 +820,67 @@ async fn the_stream_of_a_dropped_client_frees_its_call() {
     assert_eq!(app.status().await.json()["calls_in_flight"], 1);
     drop(stream);
     until(async || app.status().await.json()["calls_in_flight"] == 0).await;
+}
+
+#[tokio::test]
+async fn the_app_hears_within_a_tenth_of_a_second_that_a_call_is_not_wanted() {
+    const ROUNDS: usize = 9;
+    let server = TestServer::start(&[]).await;
+    let hasty = TestServer::start(&[("TOOL_TIMEOUT_SECONDS", "0.2")]).await;
+    let registration = json!({ "device_id": "d", "tools": tools(&["slow"]), "bridge_features": ["cancel"] });
+    for reason in ["cancelled", "client_disconnected", "timeout", "session_deleted", "shutdown"] {
+        let mut delays = Vec::new();
+        for _ in 0..ROUNDS {
+            let stopping = TestServer::start(&[("DRAIN_SECONDS", "0.1")]).await;
+            let server = match reason {
+                "timeout" => &hasty,
+                "shutdown" => &stopping,
+                _ => &server,
+            };
+            let app = App::register_with(server, registration.clone()).await;
+            let mut bridge = app.connect().await;
+            let sent = Instant::now();
+            let call = app.client().spawn_call("1", "slow", "{}");
+            let (request_id, _, _) = bridge.invoked().await;
+            let now = Instant::now();
+            let (cause, acting) = match reason {
+                "cancelled" => {
+                    let client = app.client();
+                    let cancel = r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}"#;
+                    (now, Some(tokio::spawn(async move { client.post(cancel).await })))
+                }
+                "session_deleted" => {
+                    let app = app.clone();
+                    (now, Some(tokio::spawn(async move { app.delete().await })))
+                }
+                "client_disconnected" => {
+                    call.abort();
+                    (now, None)
+                }
+                "timeout" => (sent + Duration::from_millis(200), None),
+                _ => {
+                    server.begin_stop();
+                    (now + Duration::from_millis(100), None)
+                }
+            };
+            let frame = bridge.recv().await;
+            delays.push(cause.elapsed());
+            let said = if reason == "shutdown" { "cancelled" } else { reason };
+            let expected =
+                json!({ "type": "cancel_tool", "mcpSessionId": app.id, "request_id": request_id, "reason": said });
+            assert_eq!(frame, expected);
+            match reason {
+                "session_deleted" => assert_eq!(bridge.closed().await.0, 1000),
+                "shutdown" => assert_eq!(bridge.closed().await.0, 1012),
+                _ => {}
+            }
+            if let Some(acting) = acting {
+                acting.await.unwrap();
+            }
+        }
+        delays.sort();
+        let median = delays[ROUNDS / 2];
+        eprintln!("{reason}: {median:?} in the median, {:?} at worst", delays[ROUNDS - 1]);
+        assert!(median < Duration::from_millis(100), "{reason}: {delays:?}");
+    }
 }
