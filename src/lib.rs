@@ -31,13 +31,14 @@
 //! | [`proxy::connection`] | a client connection's clocks |
 //! | [`proxy::body`], [`proxy::error`], [`proxy::cors`] | reading bodies within bounds; errors; invited web pages |
 //! | [`stdio`] | the program for MCP clients that can only start a process |
+//! | [`node`], [`node::capabilities`] | what a desktop lends: the list of its capabilities |
 //! | [`demo`] | an app and a client that show the whole way |
 //!
 //! The programs in `src/bin` only read flags and end with a code. `tests/main.rs` lists the tests; `tests/clients`
 //! holds the real clients and the sample apps; `tests/run` installs what they need.
 //!
-//! Imports point down: `bin → proxy, stdio, demo → mcp → jsonrpc, cancel, protocol, auth, process → json`.
-//! [`proxy`] and [`stdio`] do not know each other.
+//! Imports point down: `bin → proxy, stdio, node, demo → mcp → jsonrpc, cancel, protocol, auth, process → json`.
+//! [`proxy`], [`stdio`] and [`node`] do not know each other.
 //!
 //! # The walk of one tools/call
 //!
@@ -60,6 +61,7 @@ pub mod demo;
 pub mod json;
 pub mod jsonrpc;
 pub mod mcp;
+pub mod node;
 pub mod process;
 pub mod protocol;
 pub mod proxy;

@@ -1,0 +1,6 @@
+//! The node: what a desktop lends. One registry of capabilities, served to every transport.
+//!
+//! A *capability* is a category of *commands*; each command is a tool. [`capabilities::Registry`] is the one list of
+//! them, and every transport reads it anew at each call, so that what is added later is there at once.
+
+pub mod capabilities;
