@@ -34,30 +34,51 @@ pub fn same_id(a: &str, b: &str) -> bool {
 }
 
 /// The cancellations that came before their request, and the answers that came before their cancellation.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Tombstones {
     waiting: VecDeque<(String, Instant)>,
     answered: VecDeque<(u64, Instant)>,
+    max_waiting: usize,
+    max_answered: usize,
     hasher: RandomState,
 }
 
+impl Default for Tombstones {
+    fn default() -> Self {
+        Tombstones::new(MAX_TOMBSTONES, MAX_ANSWERED)
+    }
+}
+
 impl Tombstones {
-    /// A cancellation matched no request in flight: let it wait, unless that id was just answered.
-    pub fn bury(&mut self, id: &str, now: Instant) {
+    /// Room for so many cancellations that wait, and so many answered ids.
+    pub fn new(max_waiting: usize, max_answered: usize) -> Self {
+        Tombstones {
+            waiting: VecDeque::new(),
+            answered: VecDeque::new(),
+            max_waiting,
+            max_answered,
+            hasher: RandomState::new(),
+        }
+    }
+
+    /// A cancellation matched no request in flight: let it wait, unless that id was just answered. Says whether it
+    /// waits.
+    pub fn bury(&mut self, id: &str, now: Instant) -> bool {
         let is_live = |since: &Instant| now.duration_since(*since) < TOMBSTONE_LIFE;
         let hash = self.hasher.hash_one(id_key(id));
         if self.answered.iter().any(|(answered, since)| *answered == hash && is_live(since)) {
-            return;
+            return false;
         }
         self.waiting.retain(|(_, since)| is_live(since));
         let key = id_key(id);
         // A repeated cancellation does not live longer than the first.
         if self.waiting.iter().all(|(waiting, _)| *waiting != key) {
-            if self.waiting.len() == MAX_TOMBSTONES {
+            if self.waiting.len() == self.max_waiting {
                 self.waiting.pop_front();
             }
             self.waiting.push_back((key, now));
         }
+        true
     }
 
     /// A request starts: was it cancelled already? At most one request is hit by a cancellation.
@@ -74,7 +95,7 @@ impl Tombstones {
     /// A request was answered: a cancellation that is still on its way means nothing.
     pub fn answered(&mut self, id: &str, now: Instant) {
         while let Some((_, since)) = self.answered.front() {
-            if self.answered.len() < MAX_ANSWERED && now.duration_since(*since) < TOMBSTONE_LIFE {
+            if self.answered.len() < self.max_answered && now.duration_since(*since) < TOMBSTONE_LIFE {
                 break;
             }
             self.answered.pop_front();

@@ -4,3 +4,5 @@
 //! them, and every transport reads it anew at each call, so that what is added later is there at once.
 
 pub mod capabilities;
+pub mod descriptions;
+pub mod local_mcp;

@@ -23,6 +23,8 @@ mod expiry;
 mod limits;
 /// Hearing of changes of the tools.
 mod listen;
+/// The node's local MCP server.
+mod local_mcp;
 /// The MCP endpoint.
 mod mcp;
 /// Networks that swallow everything.
