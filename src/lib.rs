@@ -35,6 +35,7 @@
 //! | [`node::local_mcp`] | the MCP server for clients on the same machine: gates, and one request each |
 //! | [`node::local_mcp::dispatch`], [`node::local_mcp::calls`] | its messages, and its calls in flight |
 //! | [`node::descriptions`] | what clients read about each command |
+//! | [`node::token`] | the file with the token of the local MCP server |
 //! | [`demo`] | an app and a client that show the whole way |
 //!
 //! The programs in `src/bin` only read flags and end with a code. `tests/main.rs` lists the tests; `tests/clients`

@@ -6,3 +6,4 @@
 pub mod capabilities;
 pub mod descriptions;
 pub mod local_mcp;
+pub mod token;
