@@ -36,13 +36,16 @@
 //! | [`node::local_mcp::dispatch`], [`node::local_mcp::calls`] | its messages, and its calls in flight |
 //! | [`node::descriptions`] | what clients read about each command |
 //! | [`node::token`] | the file with the token of the local MCP server |
+//! | [`winnode`], [`winnode::args`], [`winnode::access`] | the command line for one call of the local MCP server |
+//! | [`winnode::sanitize`] | a server's words made safe to print |
 //! | [`demo`] | an app and a client that show the whole way |
 //!
 //! The programs in `src/bin` only read flags and end with a code. `tests/main.rs` lists the tests; `tests/clients`
 //! holds the real clients and the sample apps; `tests/run` installs what they need.
 //!
-//! Imports point down: `bin → proxy, stdio, node, demo → mcp → jsonrpc, cancel, protocol, auth, process → json`.
-//! [`proxy`], [`stdio`] and [`node`] do not know each other.
+//! Imports point down: `bin → winnode → proxy, stdio, node, demo → mcp → jsonrpc, cancel, protocol, auth, process → json`.
+//! [`proxy`], [`stdio`] and [`node`] do not know each other; [`winnode`] posts
+//! with the client of [`stdio`], and finds the token where [`node`] keeps it.
 //!
 //! # The walk of one tools/call
 //!
@@ -70,3 +73,4 @@ pub mod process;
 pub mod protocol;
 pub mod proxy;
 pub mod stdio;
+pub mod winnode;

@@ -81,9 +81,9 @@ const COMMANDS: [&str; 10] = [
 ];
 
 /// A local server with a capability for tests.
-struct Local {
-    url: String,
-    port: u16,
+pub struct Local {
+    pub url: String,
+    pub port: u16,
     server: Server,
     registry: Arc<Registry>,
     counts: Arc<Counts>,
@@ -92,11 +92,11 @@ struct Local {
 }
 
 impl Local {
-    async fn start() -> Self {
+    pub async fn start() -> Self {
         Self::start_with(Config::default()).await
     }
 
-    async fn start_with(config: Config) -> Self {
+    pub async fn start_with(config: Config) -> Self {
         let registry = Arc::new(Registry::new());
         let counts = Arc::<Counts>::default();
         let capability = TestCapability { category: "test", commands: COMMANDS.to_vec(), counts: Arc::clone(&counts) };

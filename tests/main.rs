@@ -39,3 +39,5 @@ mod sessions;
 mod shutdown;
 /// The stdio program.
 mod stdio;
+/// The command line for the local MCP server.
+mod winnode;

@@ -12,7 +12,7 @@ use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::client::legacy::{Builder, Client};
+use hyper_util::client::legacy::{Builder, Client, ResponseFuture};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tokio::time::Instant;
 
@@ -93,15 +93,7 @@ impl HttpClient {
         let end = Instant::now() + CONNECT_PATIENCE;
         let mut pause = FIRST_PAUSE;
         loop {
-            let mut request = Request::new(Full::new(body.clone()));
-            *request.method_mut() = Method::POST;
-            *request.uri_mut() = uri.clone();
-            *request.headers_mut() = headers.clone();
-            let answer = match self {
-                HttpClient::Plain(client) => client.request(request),
-                HttpClient::Tls(client) => client.request(request),
-            };
-            match tokio::time::timeout(SILENCE, answer).await {
+            match tokio::time::timeout(SILENCE, self.attempt(uri, headers, body.clone())).await {
                 Ok(Ok(response)) => return Ok(response),
                 Ok(Err(error)) if !error.is_connect() => return Err(HttpError::Broken(root_cause(&error))),
                 Ok(Err(error)) if is_permanent(&error) || Instant::now() + pause > end => {
@@ -112,6 +104,33 @@ impl HttpClient {
             }
             tokio::time::sleep(pause).await;
             pause = (2 * pause).min(LONGEST_PAUSE);
+        }
+    }
+
+    /// Posts `body`, and tries only once. How long it may take is the caller's affair.
+    ///
+    /// # Errors
+    /// [`HttpError`] if no answer begins.
+    pub async fn post_once(
+        &self,
+        uri: &Uri,
+        headers: &HeaderMap,
+        body: Bytes,
+    ) -> Result<Response<Incoming>, HttpError> {
+        self.attempt(uri, headers, body).await.map_err(|error| match error.is_connect() {
+            true => HttpError::Unreachable(root_cause(&error)),
+            false => HttpError::Broken(root_cause(&error)),
+        })
+    }
+
+    fn attempt(&self, uri: &Uri, headers: &HeaderMap, body: Bytes) -> ResponseFuture {
+        let mut request = Request::new(Full::new(body));
+        *request.method_mut() = Method::POST;
+        *request.uri_mut() = uri.clone();
+        *request.headers_mut() = headers.clone();
+        match self {
+            HttpClient::Plain(client) => client.request(request),
+            HttpClient::Tls(client) => client.request(request),
         }
     }
 }
