@@ -32,6 +32,7 @@
 //! | [`proxy::body`], [`proxy::error`], [`proxy::cors`] | reading bodies within bounds; errors; invited web pages |
 //! | [`stdio`] | the program for MCP clients that can only start a process |
 //! | [`node`], [`node::capabilities`] | what a desktop lends: the list of its capabilities |
+//! | [`node::capabilities::system`], [`node::capabilities::device`] | `system.*` and `device.*` |
 //! | [`node::local_mcp`] | the MCP server for clients on the same machine: gates, and one request each |
 //! | [`node::local_mcp::dispatch`], [`node::local_mcp::calls`] | its messages, and its calls in flight |
 //! | [`node::descriptions`] | what clients read about each command |

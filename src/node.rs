@@ -7,3 +7,15 @@ pub mod capabilities;
 pub mod descriptions;
 pub mod local_mcp;
 pub mod token;
+
+use capabilities::device::Device;
+use capabilities::system::System;
+use capabilities::{Exposure, Registry};
+
+/// The capabilities that every node has.
+pub fn registry() -> Registry {
+    let registry = Registry::new();
+    registry.add(System, Exposure::Everywhere);
+    registry.add(Device, Exposure::Everywhere);
+    registry
+}

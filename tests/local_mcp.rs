@@ -85,7 +85,7 @@ pub struct Local {
     pub url: String,
     pub port: u16,
     server: Server,
-    registry: Arc<Registry>,
+    pub registry: Arc<Registry>,
     counts: Arc<Counts>,
     shutdown: CancellationToken,
     running: Option<JoinHandle<()>>,

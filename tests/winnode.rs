@@ -5,6 +5,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use openclaw_mcp_proxy::auth::Token;
+use openclaw_mcp_proxy::node::capabilities::Exposure;
 use openclaw_mcp_proxy::node::local_mcp::Config;
 use openclaw_mcp_proxy::node::token;
 use serde_json::{Value, json};
@@ -147,6 +148,31 @@ async fn it_calls_a_real_server_and_prints_the_result() {
     }
     let refused = winnode(&env[..1], &["--list-tools"]).await;
     assert!(refused.code == 1 && refused.stderr.contains("HTTP 401: missing or invalid bearer token"), "{refused:?}");
+}
+
+#[tokio::test]
+async fn the_nodes_own_commands_answer() {
+    let local = Local::start().await;
+    let standard = openclaw_mcp_proxy::node::registry();
+    local.registry.replace(standard.local().into_iter().map(|capability| (capability, Exposure::Everywhere)).collect());
+    let port = local.port.to_string();
+    let run = async |args: &[&str]| {
+        let ran = winnode(&[], &[&["--mcp-port", &port], args].concat()).await;
+        assert_eq!((ran.code, &*ran.stderr), (0, ""), "{ran:?}");
+        serde_json::from_str::<Value>(&ran.stdout).unwrap()
+    };
+    let listed = run(&["--list-tools"]).await;
+    for tool in listed["tools"].as_array().unwrap() {
+        let name = tool["name"].as_str().unwrap();
+        assert!(
+            tool["description"].as_str().unwrap().len() > 20 && tool["inputSchema"]["properties"].is_object(),
+            "{tool}"
+        );
+        let params = if name == "system.which" { r#"{"bins":["sh","cmd"]}"# } else { "{}" };
+        assert!(run(&["--command", name, "--params", params]).await.is_object(), "{name}");
+    }
+    let wrong = winnode(&[], &["--mcp-port", &port, "--command", "system.which"]).await;
+    assert_eq!((wrong.code, &*wrong.stderr), (1, "[winnode] Missing bins parameter\n"));
 }
 
 #[tokio::test]

@@ -4,6 +4,9 @@
 //! panic and ends what ignores its cancellation. Arguments are read forgivingly ([`Args`]): one of the wrong type
 //! counts as absent, so that a caller written for another version of a command still gets an answer.
 
+pub mod device;
+pub mod system;
+
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
 

@@ -1,9 +1,56 @@
-//! What MCP clients read about each command.
+//! What MCP clients read about each command. The node's manual for agents, `skill.md`, has a section for each; a
+//! test fails if the capabilities, this table and the manual are not about the same commands.
 
-/// Each command with its description, by category.
-pub const DESCRIPTIONS: [(&str, &str); 0] = [];
+/// The manual for agents that use `winnode`.
+pub const MANUAL: &str = include_str!("skill.md");
+
+/// Each command with its description.
+pub const DESCRIPTIONS: [(&str, &str); 4] = [
+    ("system.notify", "Show a desktop notification on this node."),
+    ("system.which", "Look program names up on this node's PATH; names that are not found are left out."),
+    ("device.info", "Fixed facts of the device: its name, model, operating system, app version and locale."),
+    (
+        "device.status",
+        "Live health of the device by section: os, cpu, memory, disk, battery; also storage, network and uptime.",
+    ),
+];
 
 /// The description of a command that is known here.
 pub fn describe(command: &str) -> Option<&'static str> {
     DESCRIPTIONS.iter().find(|(name, _)| *name == command).map(|(_, description)| *description)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn capabilities_descriptions_and_manual_are_about_the_same_commands() {
+        let capabilities = crate::node::registry().local();
+        let commands: Vec<&str> = capabilities.iter().flat_map(|capability| capability.commands()).collect();
+        let described: Vec<&str> = DESCRIPTIONS.iter().map(|(name, _)| *name).collect();
+        let headings: Vec<&str> = MANUAL.lines().filter_map(|line| line.strip_prefix("### ")).collect();
+        let set = |names: &[&'static str]| names.iter().copied().collect::<BTreeSet<_>>();
+        let commands_set: BTreeSet<&str> = commands.iter().copied().collect();
+        assert_eq!(commands_set, set(&described));
+        assert_eq!(commands_set, set(&headings));
+        // None twice.
+        assert_eq!([commands.len(), described.len(), headings.len()], [commands_set.len(); 3]);
+    }
+
+    #[test]
+    fn every_command_has_a_schema_that_older_callers_pass() {
+        for capability in crate::node::registry().local() {
+            for command in capability.commands() {
+                let schema = capability.input_schema(command).unwrap_or_else(|| panic!("{command} has no schema"));
+                assert_eq!(
+                    (&schema["type"], &schema["additionalProperties"]),
+                    (&"object".into(), &true.into()),
+                    "{command}"
+                );
+                assert!(schema["properties"].is_object(), "{command}");
+            }
+        }
+    }
 }
