@@ -119,7 +119,12 @@ impl<'a> Message<'a> {
                         message: "A request is a JSON object.".into(),
                     });
                 }
-                Err(Invalid { id: draft.known_id(), code, message: format!("{error}.") })
+                let id = draft.known_id().or_else(|| match error {
+                    JsonError::Syntax { .. } => None,
+                    // The text is whole, and many clients write the id last.
+                    _ => trailing_id(text),
+                });
+                Err(Invalid { id, code, message: format!("{error}.") })
             }
             Err(Fault::Duplicate(name)) => Err(Invalid {
                 id: if name == "id" { None } else { draft.known_id() },
@@ -293,6 +298,15 @@ fn set<'a>(name: &'static str, slot: &mut Option<&'a str>, value: &'a str) -> Re
     }
 }
 
+/// The id, if it is the last member of a message that could not be read to its end.
+fn trailing_id(text: &str) -> Option<&str> {
+    let members = text.trim_end().strip_suffix('}')?;
+    let (before, value) = members.rsplit_once("\"id\"")?;
+    let value = value.trim_start().strip_prefix(':')?.trim();
+    let is_member = before.trim_end().ends_with([',', '{']);
+    (is_member && json::check(value, 1).is_ok() && check_id(value).is_ok()).then_some(value)
+}
+
 /// JSON-RPC 2.0 section 4 and MCP: a string or a whole number, never null.
 fn check_id(id: &str) -> Result<(), String> {
     if id.len() > MAX_ID_BYTES {
@@ -408,6 +422,9 @@ mod tests {
             (r#"{"jsonrpc":"2.0","id":3,"method":"a","method":"b"}"#, INVALID_REQUEST, Some("3")),
             (r#"{"jsonrpc":"2.0","id":3,"method":"a","params":{"name":"a","name":"b"}}"#, INVALID_REQUEST, Some("3")),
             (r#"{"jsonrpc":"2.0","id":3,"method":"a","params":{"arguments":{"n":1e400}}}"#, INVALID_REQUEST, Some("3")),
+            (r#"{"method":"a","params":{"n":1e400},"jsonrpc":"2.0","id": "x" } "#, INVALID_REQUEST, Some("\"x\"")),
+            (r#"{"method":"a","params":{"s":"\ud83d"},"jsonrpc":"2.0","id":3}"#, INVALID_REQUEST, Some("3")),
+            (r#"{"method":"a","params":{"s":"\ud83d","id":3}}"#, INVALID_REQUEST, None),
         ];
         for (text, code, id) in cases {
             let (echoed, got, message) = refused(text);

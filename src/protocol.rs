@@ -274,7 +274,10 @@ pub fn finish_invoke(frame: &mut Vec<u8>, spelling: Spelling, timeout_ms: Option
 
 /// Marks an open `invoke_tool` frame as sent again, because the app said that it never saw the call.
 pub fn mark_redelivery(frame: &mut Vec<u8>) {
-    push_member(frame, "redelivery", "true");
+    // It may be marked already.
+    if !frame.ends_with(b",\"redelivery\":true") {
+        push_member(frame, "redelivery", "true");
+    }
 }
 
 /// A `hello` frame, the first on every bridge of an app that resumes calls. `pending` are the numbers of the calls

@@ -173,6 +173,7 @@ impl Server {
         drop(listener);
         state.draining.store(true, Ordering::Relaxed);
         state.registry.dismiss_listeners();
+        state.registry.end_waiting(Instant::now());
         connections.close();
         state.tasks.close();
         tracing::info!(calls_in_flight = state.registry.calls_in_flight(), "shutting down");

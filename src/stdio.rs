@@ -34,6 +34,7 @@ pub mod relay;
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use http::{HeaderValue, StatusCode};
@@ -146,6 +147,7 @@ struct InFlight {
     is_modern: bool,
     is_subscription: bool,
     cancelled: CancellationToken,
+    sent: Arc<AtomicBool>,
     task: AbortHandle,
 }
 
@@ -204,6 +206,7 @@ impl Shim {
             is_modern: message.version.is_some(),
             is_subscription: message.method == "subscriptions/listen",
             cancelled: ticket.cancelled.clone(),
+            sent: Arc::clone(&ticket.sent),
             task: self.tasks.spawn(async move { relay.run(message, session, ticket).await }),
         };
         self.in_flight.insert(in_flight.task.id(), in_flight);
@@ -256,11 +259,14 @@ impl Shim {
         let mut hits = self.in_flight.values().filter(|request| request.id.as_deref().is_some_and(|i| same_id(i, id)));
         match (hits.next(), hits.next()) {
             (Some(request), None) if request.is_modern => return request.task.abort(),
-            (Some(request), None) => request.cancelled.cancel(),
-            (Some(_), Some(_)) => return,
-            // It is late, and means nothing to a modern server.
-            (None, _) if self.handshake.is_none() || message.version.is_some() => return,
-            (None, _) => {}
+            (Some(request), None) => {
+                request.cancelled.cancel();
+                if !request.sent.load(Ordering::Relaxed) {
+                    return;
+                }
+            }
+            // Ambiguous, or late. The server is told nothing: other clients of the session use the same small ids.
+            _ => return,
         }
         self.send(message);
     }

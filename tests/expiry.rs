@@ -14,16 +14,17 @@ use crate::support::{App, TestServer, until};
 const TTL: Duration = Duration::from_secs(300);
 const LIMITS: ToolLimits = ToolLimits { tools: 9, tool_bytes: 999, tools_bytes: 999, json_depth: 9 };
 
+const LIMITS_OF_BRIDGE: BridgeLimits = BridgeLimits {
+    calls: 2,
+    queue_bytes: 1000,
+    result_bytes: 1000,
+    progress_bytes: 100,
+    json_depth: 9,
+    resume_grace: Duration::ZERO,
+};
+
 fn registry(max_sessions: usize) -> Registry {
-    let limits = BridgeLimits {
-        calls: 2,
-        queue_bytes: 1000,
-        result_bytes: 1000,
-        progress_bytes: 100,
-        json_depth: 9,
-        resume_grace: Duration::ZERO,
-    };
-    Registry::new(TTL, max_sessions, 2, limits)
+    Registry::new(TTL, max_sessions, 2, LIMITS_OF_BRIDGE)
 }
 
 fn create(registry: &Registry, now: Instant) -> Result<Entry, Full> {
@@ -144,6 +145,22 @@ async fn an_overdue_call_is_ended_though_nobody_waits_for_it() {
 }
 
 #[tokio::test]
+async fn a_grace_that_nobody_watches_ends_with_the_sweep() {
+    let start = Instant::now();
+    let limits = BridgeLimits { resume_grace: Duration::from_secs(15), ..LIMITS_OF_BRIDGE };
+    let registry = Registry::new(TTL, 9, 2, limits);
+    let body = r#"{"device_id":"d","tools":[{"name":"t"}],"bridge_features":["resume"]}"#;
+    let entry = registry.create(Registration::parse(body, &LIMITS).unwrap(), start).unwrap();
+    let epoch = attach(&entry, start);
+    let _call = entry.bridge.call(request(), start).unwrap();
+    entry.bridge.detach(epoch, start);
+    registry.sweep(start + Duration::from_secs(14));
+    assert_eq!(entry.bridge.calls_in_flight(), 1);
+    registry.sweep(start + Duration::from_secs(15));
+    assert_eq!(entry.bridge.calls_in_flight(), 0);
+}
+
+#[tokio::test]
 async fn what_waits_for_an_app_is_bounded() {
     let start = Instant::now();
     let registry = registry(9);
@@ -193,7 +210,7 @@ fn of_many_threads_that_race_one_becomes_the_bridge() {
 
 #[tokio::test]
 async fn an_expired_session_is_unknown_to_everybody() {
-    let server = TestServer::start(&[("SESSION_TTL_SECONDS", "0.4")]).await;
+    let server = TestServer::start(&[("SESSION_TTL_SECONDS", "0.4"), ("RESUME_GRACE_SECONDS", "0.1")]).await;
     let app = App::register(&server).await;
     let bridge = app.connect().await;
     tokio::time::sleep(Duration::from_millis(800)).await;

@@ -212,7 +212,7 @@ async fn a_session_has_as_many_listeners_as_allowed_and_a_gone_one_makes_room() 
 
 #[tokio::test]
 async fn listening_keeps_no_session_alive() {
-    let server = TestServer::start(&[("SESSION_TTL_SECONDS", "0.3")]).await;
+    let server = TestServer::start(&[("SESSION_TTL_SECONDS", "0.3"), ("RESUME_GRACE_SECONDS", "0.1")]).await;
     let app = register(&server, &["tools"]).await;
     let events = subscribe(&app, "1").await;
     until(async || app.status().await.status == 404).await;

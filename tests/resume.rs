@@ -75,6 +75,12 @@ async fn a_call_is_sent_again_only_if_the_app_never_saw_it() {
     let again = bridge.recv_text().await;
     let frame: Value = serde_json::from_str(&again).unwrap();
     assert_eq!((&frame["request_id"], &frame["redelivery"]), (&first["request_id"], &json!(true)));
+    // Lost again, and marked once.
+    cut(&app, bridge).await;
+    let (mut bridge, _, pending) = hello(&app).await;
+    bridge.answer(&pending[0], r#""ok":false,"error":{"code":"unknown_request"}"#).await;
+    let again = bridge.recv_text().await;
+    assert_eq!(again.matches("redelivery").count(), 1, "{again}");
     assert!(again.contains(r#""arguments":{"n":1E2}"#) && frame["timeout_ms"].as_u64().unwrap() <= 120_000);
     bridge.answer(&pending[0], r#""ok":true,"content":"once""#).await;
     assert_eq!(soon(call).await.unwrap().tool_text(), "once");
@@ -174,7 +180,7 @@ async fn a_queued_call_does_not_start_after_its_time() {
 
 #[tokio::test]
 async fn deleting_and_stopping_end_parked_calls_at_once() {
-    let server = TestServer::start(&[("DRAIN_SECONDS", "0.2")]).await;
+    let server = TestServer::start(&[]).await;
     let (deleted, stopped) = (resuming_app(&server).await, resuming_app(&server).await);
     let mut calls = Vec::new();
     for app in [&deleted, &stopped] {
@@ -187,7 +193,8 @@ async fn deleting_and_stopping_end_parked_calls_at_once() {
     assert_eq!(soon(calls.remove(0)).await.unwrap().tool_text(), "Chat session was unregistered.");
     let (_, took) = timed(server.stopped()).await;
     assert!(took < Duration::from_secs(3), "the grace holds nothing up: {took:?}");
-    assert!(soon(calls.remove(0)).await.unwrap().text.contains("shutting down"));
+    // Nobody can come back to a proxy that listens no more.
+    assert!(soon(calls.remove(0)).await.unwrap().text.contains("did not come back"));
 }
 
 #[tokio::test]

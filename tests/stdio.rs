@@ -447,7 +447,7 @@ async fn answers_that_are_none_become_errors_with_the_requests_id() {
         (
             "HTTP/1.1 307 Temporary Redirect\r\nlocation: http://127.0.0.1:9/\r\nconnection: close\r\n\r\n".into(),
             307,
-            "http://127.0.0.1:9/",
+            "http://127.0.0.1:9,",
         ),
         (
             "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n{".into(),

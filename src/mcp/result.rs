@@ -46,9 +46,13 @@ impl Shape {
         (StatusCode::OK, result)
     }
 
-    /// 2026-07-28 gives some errors an HTTP status of their own; before, all are carried by a 200.
+    /// The status of an app's own error. A missing capability has one of its own in 2026-07-28; the other codes that
+    /// have are the proxy's word for a call that was not made, and some clients then make it again.
     pub fn error_status(&self, code: i64) -> StatusCode {
-        super::error_status(self.era, code)
+        match code {
+            super::HEADER_MISMATCH | super::UNSUPPORTED_VERSION => StatusCode::OK,
+            _ => super::error_status(self.era, code),
+        }
     }
 
     /// A result that says that the tool failed.

@@ -208,6 +208,7 @@ impl Bridge {
                 epoch: 0,
                 attached: None,
                 parked: None,
+                is_final: false,
                 number: 0,
                 calls: BTreeMap::new(),
                 outbox: VecDeque::new(),
@@ -273,6 +274,10 @@ impl Bridge {
         {
             let mut state = self.state();
             state.admission(self, now)?;
+            // A cancellation may have come while the frame was written.
+            if state.tombstones.take(request.client_id, now) {
+                return Err(CallError::Cancelled);
+            }
             if state.outbox_bytes + frame.len() > self.limits.queue_bytes {
                 return Err(CallError::QueueFull(self.limits.queue_bytes));
             }
@@ -324,9 +329,25 @@ impl Bridge {
         !alive
     }
 
+    /// Waits for no app to come back any more: the process stops, and no new socket can be accepted.
+    pub fn end_waiting(&self, now: Instant) {
+        let mut state = self.state();
+        state.is_final = true;
+        if state.parked.take().is_some() {
+            let grace = self.limits.resume_grace;
+            state.fail_all(&CallError::NotResumed(grace), &CallError::NotDelivered, now);
+        }
+    }
+
     /// Ends the calls whose time has been over for five seconds. A caller ends its call itself, unless its client
     /// takes nothing, so that the caller never gets to run.
+    ///
+    /// And ends a grace that nobody watches: that of a socket which broke before its task began.
     pub fn end_overdue(&self, now: Instant) {
+        let parked = self.state().parked;
+        if let Some(parked) = parked.filter(|parked| now >= parked.until) {
+            self.end_grace(parked.epoch, now);
+        }
         let mut state = self.state();
         let is_overdue = |call: &Pending| now.saturating_duration_since(call.deadline) > OVERDUE;
         let overdue: Vec<u64> = state.calls.iter().filter(|(_, call)| is_overdue(call)).map(|(n, _)| *n).collect();
@@ -424,7 +445,7 @@ impl Bridge {
         state.wake();
         state.attached = None;
         state.last_sign = now;
-        if self.features.resume && state.ended.is_none() {
+        if self.features.resume && state.ended.is_none() && !state.is_final {
             // What was to be told to that socket is told by the next hello, or not needed any more.
             state.outbox.retain(|outgoing| matches!(outgoing, Outgoing::Invoke(..)));
             state.outbox_bytes = state.outbox.iter().map(Outgoing::len).sum();

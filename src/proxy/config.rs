@@ -348,6 +348,11 @@ impl Config {
                 ));
             }
         }
+        if self.resume_grace.0 >= self.session_ttl.0 {
+            return refuse(
+                "OPENCLAW_PROXY_RESUME_GRACE_SECONDS must be less than OPENCLAW_PROXY_SESSION_TTL_SECONDS, or a session could end before its app may come back.",
+            );
+        }
         if !(8..=json::MAX_DEPTH).contains(&self.max_json_depth) {
             let depth = self.max_json_depth;
             return refuse(format!("{PREFIX}MAX_JSON_DEPTH is {depth}; it must be from 8 to {}.", json::MAX_DEPTH));
@@ -580,6 +585,7 @@ mod tests {
             ("TOOL_TIMEOUT_SECONDS", "0", "TOOL_TIMEOUT_SECONDS"),
             ("SESSION_TTL_SECONDS", "1e99", "SESSION_TTL_SECONDS"),
             ("MAX_JSON_DEPTH", "129", "MAX_JSON_DEPTH"),
+            ("RESUME_GRACE_SECONDS", "300", "SESSION_TTL_SECONDS"),
             ("MAX_RESULT_BYTES", "99999999999", "MAX_BRIDGE_MESSAGE_BYTES"),
             ("MAX_BODY_BYTES", "9999999", "MAX_QUEUE_BYTES"),
             ("PUBLIC_URL", "example.com", "PUBLIC_URL"),

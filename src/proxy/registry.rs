@@ -160,6 +160,13 @@ impl Registry {
         }
     }
 
+    /// Ends what waits for apps to come back, because no new socket is accepted any more.
+    pub fn end_waiting(&self, now: Instant) {
+        for entry in &self.entries {
+            entry.bridge.end_waiting(now);
+        }
+    }
+
     /// Ends every session because the process stops: calls are answered, bridges closed with 1012.
     pub fn shut_down(&self) {
         for entry in &self.entries {

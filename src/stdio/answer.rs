@@ -1,6 +1,6 @@
 //! What a server sent back, judged: the answer, something on the way to it, or an error to be made readable.
 
-use http::{HeaderValue, StatusCode};
+use http::{HeaderValue, StatusCode, Uri};
 
 use super::lines::one_line;
 use super::message::Ids;
@@ -119,11 +119,16 @@ pub fn refusal(ids: &Ids, status: StatusCode, location: Option<&HeaderValue>, bo
     }
     let text = std::str::from_utf8(body).unwrap_or_default();
     let detail = json::member(text, "detail").and_then(json::as_string);
-    let location = location.and_then(|location| location.to_str().ok());
+    // No more of it than the host: its path may hold a session id, and this is logged.
+    let location = location.and_then(|location| location.to_str().ok()?.parse::<Uri>().ok());
+    let location = location.map(|uri| match (uri.scheme_str(), uri.authority()) {
+        (Some(scheme), Some(authority)) => format!("{scheme}://{authority}"),
+        _ => "another path".to_owned(),
+    });
     let more = match (detail, location) {
         (Some(detail), _) => format!(": {}", shown(&detail)),
         (None, Some(location)) if status.is_redirection() => {
-            format!(" to {}, which is not followed: configure the right URL.", shown(location))
+            format!(" to {}, which is not followed: configure the right URL.", shown(&location))
         }
         _ => ".".to_owned(),
     };
@@ -186,7 +191,7 @@ mod tests {
         );
         assert_eq!(says(refused(502, None, "<html>")), (502, "The server answered HTTP 502 Bad Gateway.".into()));
         let redirect = says(refused(301, Some("https://h/x"), ""));
-        assert!(redirect.1.contains("to https://h/x, which is not followed"), "{redirect:?}");
+        assert!(redirect.1.contains("to https://h, which is not followed"), "{redirect:?}");
     }
 
     #[test]

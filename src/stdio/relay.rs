@@ -3,7 +3,8 @@
 //! Whoever sent a request hears of it exactly once, whatever happens: what the server answered, or a JSON-RPC error
 //! with the request's id. Only a request that its client has cancelled is not answered any more.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -50,6 +51,8 @@ pub struct Ticket {
     pub opens: Option<DropGuard>,
     /// The client has cancelled the request, and the server has been told: nothing more is said of it.
     pub cancelled: CancellationToken,
+    /// The request is on its way: the server has something to cancel.
+    pub sent: Arc<AtomicBool>,
 }
 
 /// What a legacy handshake has agreed on.
@@ -76,6 +79,8 @@ pub struct Relay {
 struct Answer {
     line: Vec<u8>,
     rest: Option<Incoming>,
+    /// It came with an HTTP status of refusal: the request was not carried out.
+    is_refusal: bool,
 }
 
 impl Relay {
@@ -111,8 +116,9 @@ impl Relay {
         if ticket.cancelled.is_cancelled() {
             return;
         }
+        ticket.sent.store(true, Ordering::Relaxed);
         let (line, rest) = match self.request(&message, session.as_ref(), &ticket.cancelled).await {
-            Ok(Answer { line, rest }) => (self.learn(&message, line), rest),
+            Ok(Answer { line, rest, .. }) => (self.learn(&message, line), rest),
             Err(Failure { code, message: text, data }) => {
                 tracing::warn!(method = ?message.method, code, text, "request failed");
                 match message.ids.error(code, &text, data.as_deref()) {
@@ -164,7 +170,7 @@ impl Relay {
     ) -> Result<Answer, Failure> {
         let answer = self.exchange(message, session, Some(cancelled)).await?;
         let is_modern_call = message.version.is_some() && message.method == "tools/call";
-        if !is_modern_call || !is_header_mismatch(&answer.line) {
+        if !is_modern_call || !answer.is_refusal || !is_header_mismatch(&answer.line) {
             return Ok(answer);
         }
         tracing::debug!("the call's headers do not match; listing the tools again");
@@ -236,8 +242,11 @@ impl Relay {
         if !parts.status.is_success() {
             // A body that breaks off tells nothing; the status does.
             let body = http_client::read(body, MAX_REFUSAL_BYTES).await.unwrap_or_default();
-            return refusal(&message.ids, parts.status, parts.headers.get(LOCATION), &body)
-                .map(|line| Answer { line, rest: None });
+            return refusal(&message.ids, parts.status, parts.headers.get(LOCATION), &body).map(|line| Answer {
+                line,
+                rest: None,
+                is_refusal: true,
+            });
         }
         if message.method == "initialize" {
             lock(&self.agreed).minted = parts.headers.get(SESSION_HEADER).cloned();
@@ -246,7 +255,7 @@ impl Relay {
             "application/json" => {
                 let body = http_client::read(body, MAX_ANSWER_BYTES).await.map_err(|error| self.failure(&error))?;
                 match classify(&message.ids, &body) {
-                    Ok(Kind::Answer) => Ok(Answer { line: one_line(&body), rest: None }),
+                    Ok(Kind::Answer) => Ok(Answer { line: one_line(&body), rest: None, is_refusal: false }),
                     Ok(Kind::Nameless(failure)) => Err(failure),
                     Ok(Kind::Notice | Kind::Stray) => Err(self.unusable("it does not name the request")),
                     Err(why) => Err(self.unusable(&why)),
@@ -270,7 +279,9 @@ impl Relay {
             let complete = events.push(&chunk).map_err(|_| self.failure(&HttpError::TooLarge(MAX_ANSWER_BYTES)))?;
             for data in complete.iter().filter(|data| !data.is_empty()) {
                 match classify(&message.ids, data) {
-                    Ok(Kind::Answer) => return Ok(Answer { line: one_line(data), rest: Some(body) }),
+                    Ok(Kind::Answer) => {
+                        return Ok(Answer { line: one_line(data), rest: Some(body), is_refusal: false });
+                    }
                     Ok(Kind::Notice) => {
                         if let Some(cancelled) = client {
                             self.say(one_line(data), cancelled).await;

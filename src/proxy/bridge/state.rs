@@ -20,6 +20,8 @@ pub(super) struct State {
     pub(super) attached: Option<Attached>,
     /// Calls wait for the app to come back after its socket went.
     pub(super) parked: Option<Parked>,
+    /// The process stops: a socket that goes now does not come back.
+    pub(super) is_final: bool,
     /// The number of the newest call.
     pub(super) number: u64,
     pub(super) calls: BTreeMap<u64, Pending>,
