@@ -37,7 +37,7 @@ use tokio_util::task::TaskTracker;
 use crate::auth::Guard;
 use crate::mcp::AnswerSettings;
 use bridge::BridgeLimits;
-use bridge::socket::SocketSettings;
+use bridge::socket::{Graces, SocketSettings};
 use config::Config;
 use connection::{Busy, ClientStream, Clocks};
 use gate::Gate;
@@ -104,6 +104,10 @@ impl ProxyState {
             max_message_bytes: self.config.max_bridge_message_bytes,
             max_bad_frames: self.config.max_bad_frames,
         }
+    }
+
+    fn graces(&self) -> Graces {
+        Graces { tasks: self.tasks.clone(), stop: self.closing.clone() }
     }
 
     fn answer_settings(&self) -> AnswerSettings {

@@ -265,6 +265,18 @@ async fn connections_are_bounded() {
 }
 
 #[tokio::test]
+async fn a_bridge_that_went_takes_no_place_while_its_calls_wait_for_the_app() {
+    let server = TestServer::start(&[("MAX_CONNECTIONS", "3")]).await;
+    let registration = json!({ "device_id": "d", "bridge_features": ["resume"] });
+    let app = App::register_with(&server, registration).await;
+    for _ in 0..10 {
+        drop(app.connect().await);
+        app.wait_connected(false).await;
+    }
+    assert_eq!(app.status().await.json()["bridge"]["epoch"], 10);
+}
+
+#[tokio::test]
 async fn idle_bridges_are_small() {
     // 15 kB each is the promise for the release build; this also catches the 140 kB that default buffers cost.
     const BRIDGES: usize = 400;

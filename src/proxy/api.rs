@@ -152,7 +152,7 @@ pub async fn bridge(State(state): State<Arc<ProxyState>>, mut request: Request) 
         }
         Ok(()) => session_in_path(&request)
             .and_then(|id| state.registry.get(id, Instant::now()))
-            .map(|entry| (entry.session.id, socket::begin(&entry.bridge)))
+            .map(|entry| (entry.session.id, socket::begin(&entry.bridge, &state.graces())))
             .ok_or(Close::UnknownSession),
     };
     let connection = request.extensions().get::<Peer>().cloned();
@@ -193,7 +193,7 @@ pub async fn bridge(State(state): State<Arc<ProxyState>>, mut request: Request) 
                     let update = |tools: &str| {
                         update_tools(&state, id, tools).map(|(count, _)| count).map_err(ApiError::into_detail)
                     };
-                    socket::run(websocket, newcomer, settings, update, &state.closing).await;
+                    socket::run(websocket, newcomer, settings, update).await;
                 }
             }
         }

@@ -148,6 +148,18 @@ pub struct Bridge {
     state: Mutex<State>,
 }
 
+/// How long the calls of a socket that has gone wait for the next one. Whoever gets it ends it
+/// ([`Bridge::end_grace`]).
+#[derive(Debug)]
+pub struct Grace {
+    /// The socket that has gone.
+    pub epoch: u64,
+    /// When its calls end.
+    pub until: Instant,
+    /// Resolves when nothing waits any more: the next socket has come, or the session has ended.
+    pub settled: oneshot::Receiver<()>,
+}
+
 /// Whether a socket may become the session's bridge.
 #[derive(Debug)]
 pub enum Attempt {
@@ -325,6 +337,7 @@ impl Bridge {
         let alive = state.attached.is_some() || !state.calls.is_empty() || now.duration_since(state.last_sign) < ttl;
         if !alive {
             state.ended = Some((CallError::Deleted, Close::UnknownSession));
+            state.parked = None;
         }
         !alive
     }
@@ -375,6 +388,7 @@ impl Bridge {
         let mut state = self.state();
         let to_newcomers = if close == Close::Deleted { Close::UnknownSession } else { close };
         state.ended = Some((error.clone(), to_newcomers));
+        state.parked = None;
         state.drop_unsent();
         while let Some((number, call)) = state.calls.pop_first() {
             if self.features.cancel && call.sent.is_some() {
@@ -436,8 +450,8 @@ impl Bridge {
     }
 
     /// The socket of `epoch` is gone, or must make room. Its calls end, those that were not sent yet with another
-    /// word; the calls of an app that resumes wait until the time that is returned.
-    pub fn detach(&self, epoch: u64, now: Instant) -> Option<Instant> {
+    /// word; the calls of an app that resumes wait for the time that is returned.
+    pub fn detach(&self, epoch: u64, now: Instant) -> Option<Grace> {
         let mut state = self.state();
         if state.attached.as_ref().is_none_or(|attached| attached.epoch != epoch) {
             return None;
@@ -450,8 +464,9 @@ impl Bridge {
             state.outbox.retain(|outgoing| matches!(outgoing, Outgoing::Invoke(..)));
             state.outbox_bytes = state.outbox.iter().map(Outgoing::len).sum();
             let until = now + self.limits.resume_grace;
-            state.parked = Some(Parked { epoch, until });
-            return Some(until);
+            let (awaited, settled) = oneshot::channel();
+            state.parked = Some(Parked { epoch, until, _awaited: awaited });
+            return Some(Grace { epoch, until, settled });
         }
         state.fail_all(&CallError::Lost, &CallError::NotConnected, now);
         None
@@ -460,7 +475,7 @@ impl Bridge {
     /// The grace after the socket of `epoch` is over. If no other has come, its calls end.
     pub fn end_grace(&self, epoch: u64, now: Instant) {
         let mut state = self.state();
-        if state.parked.is_some_and(|parked| parked.epoch == epoch) {
+        if state.parked.as_ref().is_some_and(|parked| parked.epoch == epoch) {
             state.parked = None;
             let grace = self.limits.resume_grace;
             state.fail_all(&CallError::NotResumed(grace), &CallError::NotDelivered, now);

@@ -15,10 +15,11 @@ use futures_util::{Sink, Stream};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::Sleep;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 use tokio_websockets::{CloseCode, Config as CodecConfig, Limits, Message, ServerBuilder, WebSocketStream};
 
 use crate::protocol::{self, Close};
-use crate::proxy::bridge::{Attempt, Bridge, Next, Received};
+use crate::proxy::bridge::{Attempt, Bridge, Grace, Next, Received};
 use crate::proxy::connection::ClientStream;
 
 /// How long a closing handshake may take before the socket is dropped.
@@ -75,24 +76,49 @@ async fn say_goodbye<S: AsyncRead + AsyncWrite + Unpin>(mut socket: WebSocketStr
     let _ended = tokio::time::timeout(CLOSE_TIMEOUT, poll_fn(|cx| Pin::new(&mut socket).poll_close(cx))).await;
 }
 
+/// What waits for the end of the graces, without a socket.
+#[derive(Debug, Clone)]
+pub struct Graces {
+    /// Where it runs.
+    pub tasks: TaskTracker,
+    /// Says that the process ends.
+    pub stop: CancellationToken,
+}
+
+impl Graces {
+    /// The task is a small one of its own: the socket, its memory and its place among the connections are given back
+    /// at once, however often an app comes and goes.
+    fn begin(&self, bridge: &Arc<Bridge>, grace: Grace) {
+        let (bridge, stop) = (Arc::clone(bridge), self.stop.clone());
+        self.tasks.spawn(async move {
+            tokio::select! {
+                () = tokio::time::sleep_until(grace.until.into()) => bridge.end_grace(grace.epoch, Instant::now()),
+                _ = grace.settled => {}
+                () = stop.cancelled() => {}
+            }
+        });
+    }
+}
+
 /// A socket that asks for its session's bridge, before its upgrade is over: whoever reads the 101 may be called.
-pub fn begin(bridge: &Arc<Bridge>) -> Newcomer {
+pub fn begin(bridge: &Arc<Bridge>, graces: &Graces) -> Newcomer {
+    let bridge = Arc::clone(bridge);
     match bridge.try_attach(Instant::now()) {
-        Attempt::Attached(epoch) => Newcomer::Attached(Attachment { bridge: Arc::clone(bridge), epoch }),
-        Attempt::Occupied { .. } | Attempt::Ended(_) => Newcomer::Waiting(Arc::clone(bridge)),
+        Attempt::Attached(epoch) => Newcomer::Attached(Attachment { bridge, epoch, graces: graces.clone() }),
+        Attempt::Occupied { .. } | Attempt::Ended(_) => Newcomer::Waiting(bridge, graces.clone()),
     }
 }
 
 /// A socket on its way to its session.
+#[derive(Debug)]
 pub enum Newcomer {
     /// It is the bridge already.
     Attached(Attachment),
     /// Another one is, as things are.
-    Waiting(Arc<Bridge>),
+    Waiting(Arc<Bridge>, Graces),
 }
 
-/// Connects a socket to its session and serves it until either goes, and then, for an app that resumes calls, until
-/// its grace is over or `stop` says that the process ends.
+/// Connects a socket to its session and serves it until either goes.
 ///
 /// `update_tools` is called for frames of that kind; its error is sent to the app.
 pub async fn run<S: AsyncRead + AsyncWrite + Unpin>(
@@ -100,53 +126,38 @@ pub async fn run<S: AsyncRead + AsyncWrite + Unpin>(
     newcomer: Newcomer,
     settings: SocketSettings,
     update_tools: impl Fn(&str) -> Result<usize, String>,
-    stop: &CancellationToken,
 ) {
     let attachment = match newcomer {
         Newcomer::Attached(attachment) => attachment,
-        Newcomer::Waiting(bridge) => match attach(&bridge, settings.probe).await {
+        Newcomer::Waiting(bridge, graces) => match attach(bridge, graces, settings.probe).await {
             Ok(attachment) => attachment,
             Err(close) => return refuse(socket, close).await,
         },
     };
     tracing::info!(bridge.epoch = attachment.epoch, "bridge connected");
-    let bridge = Arc::clone(&attachment.bridge);
     let end = Pump::new(&mut socket, &attachment, settings, update_tools).run().await;
     tracing::info!(bridge.epoch = attachment.epoch, end = ?end, "bridge disconnected");
     // From here on the app has no bridge, however long it takes to say goodbye.
-    let (epoch, grace_end) = attachment.detach();
-    let goodbye = async {
-        match end {
-            End::Close(close) => refuse(socket, close).await,
-            End::Gone => say_goodbye(socket).await,
-        }
-    };
-    let grace = async {
-        if let Some(grace_end) = grace_end
-            && stop.run_until_cancelled(tokio::time::sleep_until(grace_end.into())).await.is_some()
-        {
-            bridge.end_grace(epoch, Instant::now());
-        }
-    };
-    tokio::join!(goodbye, grace);
+    drop(attachment);
+    match end {
+        End::Close(close) => refuse(socket, close).await,
+        End::Gone => say_goodbye(socket).await,
+    }
 }
 
 /// A socket's hold on its session; the bridge is detached when this drops.
+#[derive(Debug)]
 pub struct Attachment {
     bridge: Arc<Bridge>,
     epoch: u64,
-}
-
-impl Attachment {
-    /// Lets go of the session; until when its calls wait for the app.
-    fn detach(self) -> (u64, Option<Instant>) {
-        (self.epoch, self.bridge.detach(self.epoch, Instant::now()))
-    }
+    graces: Graces,
 }
 
 impl Drop for Attachment {
     fn drop(&mut self) {
-        self.bridge.detach(self.epoch, Instant::now());
+        if let Some(grace) = self.bridge.detach(self.epoch, Instant::now()) {
+            self.graces.begin(&self.bridge, grace);
+        }
     }
 }
 
@@ -155,11 +166,11 @@ impl Drop for Attachment {
 ///
 /// It must show it twice. An app that dials anew can be here before the last words of its own old socket are, and
 /// must not be turned away because of them: it would think that there is another app, and stop.
-async fn attach(bridge: &Arc<Bridge>, probe: Duration) -> Result<Attachment, Close> {
+async fn attach(bridge: Arc<Bridge>, graces: Graces, probe: Duration) -> Result<Attachment, Close> {
     let mut seen_alive = None;
     for _ in 0..ATTACH_ROUNDS {
         match bridge.try_attach(Instant::now()) {
-            Attempt::Attached(epoch) => return Ok(Attachment { bridge: Arc::clone(bridge), epoch }),
+            Attempt::Attached(epoch) => return Ok(Attachment { bridge, epoch, graces }),
             Attempt::Ended(close) => return Err(close),
             Attempt::Occupied { epoch, sign_of_life } => match tokio::time::timeout(probe, sign_of_life).await {
                 Ok(Ok(())) if seen_alive == Some(epoch) => return Err(Close::AlreadyConnected),
@@ -169,8 +180,11 @@ async fn attach(bridge: &Arc<Bridge>, probe: Duration) -> Result<Attachment, Clo
                 }
                 // It went by itself.
                 Ok(Err(_)) => {}
-                // Its own task waits for the end of a grace that ends now.
-                Err(_) => _ = bridge.detach(epoch, Instant::now()),
+                Err(_) => {
+                    if let Some(grace) = bridge.detach(epoch, Instant::now()) {
+                        graces.begin(&bridge, grace);
+                    }
+                }
             },
         }
     }
@@ -380,5 +394,45 @@ where
         }
         self.bad_frames += 1;
         (self.bad_frames > self.settings.max_bad_frames).then_some(Close::Policy)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mcp::{Call, Event, Reply};
+    use crate::protocol::{self, Features, SessionId, Spelling};
+    use crate::proxy::bridge::{BridgeLimits, CallError, CallRequest};
+
+    #[tokio::test(start_paused = true)]
+    async fn the_grace_of_a_socket_that_failed_before_it_was_served_ends_too() {
+        let limits = BridgeLimits {
+            calls: 4,
+            queue_bytes: 2000,
+            result_bytes: 1000,
+            progress_bytes: 100,
+            json_depth: 9,
+            resume_grace: Duration::from_secs(15),
+        };
+        let features = Features { resume: true, ..Features::default() };
+        let graces = Graces { tasks: TaskTracker::new(), stop: CancellationToken::new() };
+        let now = || tokio::time::Instant::now().into_std();
+        let bridge =
+            Arc::new(Bridge::new(SessionId::random(), Spelling::Snake, features, limits, Arc::default(), now()));
+        drop(begin(&bridge, &graces));
+        let request = CallRequest {
+            client_id: "1",
+            tool: "t",
+            arguments: "{}",
+            progress: false,
+            context: protocol::Context::default(),
+            timeout: Duration::from_secs(120),
+            cancel_on_drop: true,
+        };
+        let mut call = bridge.call(request, now()).unwrap();
+        let Event::Ended(Reply::Failed(error)) = call.next(now() + Duration::from_secs(20)).await else {
+            panic!("the call still waits for the app");
+        };
+        assert_eq!(error, CallError::NotDelivered.to_string());
     }
 }

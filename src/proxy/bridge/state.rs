@@ -48,11 +48,13 @@ pub(super) struct Attached {
 }
 
 /// The calls of a socket that has gone wait for the next one.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub(super) struct Parked {
     /// The socket that has gone.
     pub(super) epoch: u64,
     pub(super) until: Instant,
+    /// Dropped with this, it tells whoever waits for the end of the grace.
+    pub(super) _awaited: oneshot::Sender<()>,
 }
 
 /// A call in flight.
@@ -97,7 +99,7 @@ impl State {
             return Err(error.clone());
         }
         let is_connected = self.attached.as_ref().is_some_and(|attached| attached.close.is_none());
-        let is_awaited = self.parked.is_some_and(|parked| now < parked.until);
+        let is_awaited = self.parked.as_ref().is_some_and(|parked| now < parked.until);
         if !is_connected && !is_awaited {
             return Err(CallError::NotConnected);
         }
