@@ -7,18 +7,21 @@ use std::time::Duration;
 
 use futures_util::{SinkExt, StreamExt};
 use serde_json::{Value, json};
+use tokio::process::Child;
 use tokio::sync::Mutex;
 use tokio_tungstenite::tungstenite::Message;
 
+use crate::program::serving;
 use crate::support::{App, Bridge, Relay, TestServer, random, soon, timed, tools, until};
 
 async fn resuming_app(server: &TestServer) -> App {
+    resuming_app_at(&server.base).await
+}
+
+async fn resuming_app_at(base: &str) -> App {
     let features = json!(["resume", "cancel", "deadline"]);
-    App::register_with(
-        server,
-        json!({ "device_id": "d", "tools": tools(&["echo", "slow"]), "bridge_features": features }),
-    )
-    .await
+    let registration = json!({ "device_id": "d", "tools": tools(&["echo", "slow"]), "bridge_features": features });
+    App::register_at(base, registration).await
 }
 
 /// Connects and takes the hello: its epoch and pending request ids.
@@ -300,23 +303,34 @@ async fn resume_for_ever(app: App, bridge_url: String, history: Arc<History>, co
     }
 }
 
+/// The memory that a process has, in kB.
+fn resident(process: &Child) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", process.id().unwrap())).unwrap();
+    status.split_once("VmRSS:").unwrap().1.split_whitespace().next().unwrap().parse().unwrap()
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_thousand_calls_over_dying_sockets_run_at_most_once_and_none_hangs() {
     const SESSIONS: usize = 100;
     const CALLS: u64 = 10_000;
     const TIMEOUT: u64 = 20;
     let timeout = TIMEOUT.to_string();
-    let settings =
-        [("TOOL_TIMEOUT_SECONDS", timeout.as_str()), ("RESUME_GRACE_SECONDS", "5"), ("PROBE_SECONDS", "0.3")];
-    let server = TestServer::start(&settings).await;
+    let settings = [
+        ("LISTEN", "127.0.0.1:0"),
+        ("TOOL_TIMEOUT_SECONDS", timeout.as_str()),
+        ("RESUME_GRACE_SECONDS", "5"),
+        ("PROBE_SECONDS", "0.3"),
+    ];
+    let (proxy, base) = serving(&settings).await;
+    let port: u16 = base.rsplit(':').next().unwrap().parse().unwrap();
     // Each connection lives for a random time.
-    let cutter = Relay::start(server.port, Some(Duration::from_millis(400))).await;
+    let cutter = Relay::start(port, Some(Duration::from_millis(400))).await;
     let (history, connections) = (Arc::new(History::default()), Arc::new(AtomicU64::new(0)));
     let mut apps = Vec::new();
     let mut running = tokio::task::JoinSet::new();
     for _ in 0..SESSIONS {
-        let app = resuming_app(&server).await;
-        let url = app.bridge_url.replace(&format!(":{}", server.port), &format!(":{}", cutter.port));
+        let app = resuming_app_at(&base).await;
+        let url = app.bridge_url.replace(&format!(":{port}"), &format!(":{}", cutter.port));
         running.spawn(resume_for_ever(app.clone(), url, history.clone(), connections.clone()));
         apps.push(app);
     }
@@ -341,6 +355,8 @@ async fn ten_thousand_calls_over_dying_sockets_run_at_most_once_and_none_hangs()
             }
         });
     }
+    until(async || next.load(Ordering::Relaxed) > CALLS / 10).await;
+    let memory = resident(&proxy);
     let (mut answered, mut honest) = (0, HashMap::<String, u32>::new());
     while let Some(outcomes) = callers.join_next().await {
         for (n, reply, took) in outcomes.unwrap() {
@@ -368,4 +384,7 @@ async fn ten_thousand_calls_over_dying_sockets_run_at_most_once_and_none_hangs()
     for app in &apps {
         until(async || app.status().await.json()["calls_in_flight"] == 0).await;
     }
+    let memory_after = resident(&proxy);
+    eprintln!("{memory} kB after the first tenth, {memory_after} kB after all");
+    assert!(memory_after < memory + 4096, "from {memory} kB to {memory_after} kB: something is kept");
 }
