@@ -8,12 +8,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{SinkExt, StreamExt};
+use openclaw_mcp_proxy::auth::Token;
+use openclaw_mcp_proxy::node::local_mcp;
 use serde_json::{Value, json};
 use tokio::process::Command;
 use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
 use tokio_tungstenite::tungstenite::Message;
 
+use crate::local_mcp::Local;
 use crate::support::{App, Bridge, TestServer, http, send, until};
 
 /// How long a client may take for all it has to do; some start a Node process for each step.
@@ -345,6 +348,47 @@ fn tempfile(name: &str) -> PathBuf {
     dir
 }
 
+/// The same against the local MCP server of a node.
+async fn call_a_local_node(client: Client) {
+    let local = Local::start_with(local_mcp::Config { token: Token::new("claw-token"), ..Default::default() }).await;
+    let plan = json!({
+        "url": local.url,
+        "headers": { "Authorization": "Bearer claw-token" },
+        "timeout_ms": 20_000,
+        "steps": [
+            ["list"],
+            ["call", "test.echo", { "text": "h\u{e9}llo \u{1f600}\u{2028}" }],
+            ["call", "test.image", {}],
+            ["call", "test.fail", {}],
+            ["parallel", [["test.echo", { "text": "left" }], ["test.echo", { "text": "right" }]]],
+            ["abort", "test.slow", {}, 1200],
+            ["call", "test.echo", { "text": "after the abort" }],
+        ],
+    });
+    let report = client.run(plan).await;
+    let steps = report["steps"].as_array().unwrap_or_else(|| panic!("{report}"));
+    if let Some(version) = client.version {
+        assert_eq!(report["connected"]["protocol_version"], version, "{report}");
+    }
+    let names: Vec<_> = steps[0]["ok"].as_array().unwrap().iter().map(|tool| tool["name"].as_str().unwrap()).collect();
+    assert!(names.iter().any(|name| name.ends_with("echo")), "{names:?}");
+    let echoed =
+        |step: &Value, text: &str| assert!(self::text(step).contains(&format!("\"echoed\":\"{text}")), "{step}");
+    echoed(&steps[1], "h\u{e9}llo \u{1f600}");
+    let content = steps[2]["ok"]["content"].as_array().unwrap_or_else(|| panic!("{}", steps[2]));
+    assert!(content.iter().any(|block| block["type"] == "image" && block["data"] == "aGk="), "{}", steps[2]);
+    assert!(steps[3]["ok"]["isError"] == true && text(&steps[3]).contains("kaboom"), "{}", steps[3]);
+    assert!(
+        steps[4]["ok"][0].to_string().contains("left") && steps[4]["ok"][1].to_string().contains("right"),
+        "{}",
+        steps[4]
+    );
+    assert!(steps[5]["error"].is_string(), "{}", steps[5]);
+    echoed(&steps[6], "after the abort");
+    // Told by a notification, or by the connection's end at the latest.
+    until(async || local.cancelled() == 1).await;
+}
+
 macro_rules! client_tests {
     ($($(#[$attribute:meta])* $name:ident: $client:expr;)*) => {$(
         mod $name {
@@ -372,6 +416,12 @@ macro_rules! client_tests {
             $(#[$attribute])*
             async fn speaks_stdio_through_our_program() {
                 speak_stdio($client).await;
+            }
+
+            #[tokio::test]
+            $(#[$attribute])*
+            async fn calls_a_local_node() {
+                call_a_local_node($client).await;
             }
         }
     )*};

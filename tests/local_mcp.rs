@@ -130,6 +130,11 @@ impl Local {
         answer["result"].clone()
     }
 
+    /// How many calls were cancelled.
+    pub fn cancelled(&self) -> usize {
+        self.counts.cancelled.load(Ordering::SeqCst)
+    }
+
     async fn started(&self, calls: usize) {
         until(async || self.counts.started.load(Ordering::SeqCst) == calls).await;
     }
@@ -310,7 +315,7 @@ async fn a_cancelled_call_says_so_and_what_it_started_ends() {
     local.started(1).await;
     cancel("\"slow-1\"").await;
     assert_eq!(failure(&soon(call).await.unwrap()), "cancelled");
-    until(async || local.counts.cancelled.load(Ordering::SeqCst) == 1).await;
+    until(async || local.cancelled() == 1).await;
 
     // Before its call: the call never starts.
     cancel("\"early\"").await;
@@ -335,7 +340,7 @@ async fn a_cancelled_call_says_so_and_what_it_started_ends() {
     first.abort();
     second.abort();
     // Their connections have gone, so both are ended.
-    until(async || local.counts.cancelled.load(Ordering::SeqCst) == 3).await;
+    until(async || local.cancelled() == 3).await;
 }
 
 #[tokio::test]
@@ -478,7 +483,7 @@ async fn shutdown_ends_what_is_in_flight() {
     assert!(waited.is_err(), "a request that waits for a place is dropped: {waited:?}");
     soon(local.running.take().unwrap()).await.unwrap();
     assert!(TcpStream::connect(("127.0.0.1", local.port)).await.is_err());
-    assert_eq!(local.counts.cancelled.load(Ordering::SeqCst), 1);
+    assert_eq!(local.cancelled(), 1);
 }
 
 #[tokio::test]
@@ -505,5 +510,5 @@ async fn clients_of_2026_are_served_by_their_own_rules() {
     let call = tokio::spawn(client.modern_request("9", "tools/call", json!({ "name": "test.slow" }), json!({})).send());
     local.started(4).await;
     call.abort();
-    until(async || local.counts.cancelled.load(Ordering::SeqCst) == 1).await;
+    until(async || local.cancelled() == 1).await;
 }

@@ -29,7 +29,8 @@ await run('mcporter', packageVersion('mcporter', 'mcporter'), async (plan) => {
   };
   const list = async () => (await mcporter(['list', 's', '--schema', '--json'], timeout(plan))).tools;
   const call = (name, args, timeoutMs = timeout(plan)) =>
-    mcporter(['call', `s.${name}`, '--args', JSON.stringify(args), '--output', 'raw'], timeoutMs);
+    // Not `s.${name}`: a tool's name may hold a dot itself.
+    mcporter(['call', '--server', 's', '--tool', name, '--args', JSON.stringify(args), '--output', 'raw'], timeoutMs);
 
   await list();
   return {
