@@ -145,22 +145,6 @@ async fn an_overdue_call_is_ended_though_nobody_waits_for_it() {
 }
 
 #[tokio::test]
-async fn a_grace_that_nobody_watches_ends_with_the_sweep() {
-    let start = Instant::now();
-    let limits = BridgeLimits { resume_grace: Duration::from_secs(15), ..LIMITS_OF_BRIDGE };
-    let registry = Registry::new(TTL, 9, 2, limits);
-    let body = r#"{"device_id":"d","tools":[{"name":"t"}],"bridge_features":["resume"]}"#;
-    let entry = registry.create(Registration::parse(body, &LIMITS).unwrap(), start).unwrap();
-    let epoch = attach(&entry, start);
-    let _call = entry.bridge.call(request(), start).unwrap();
-    entry.bridge.detach(epoch, start);
-    registry.sweep(start + Duration::from_secs(14));
-    assert_eq!(entry.bridge.calls_in_flight(), 1);
-    registry.sweep(start + Duration::from_secs(15));
-    assert_eq!(entry.bridge.calls_in_flight(), 0);
-}
-
-#[tokio::test]
 async fn what_waits_for_an_app_is_bounded() {
     let start = Instant::now();
     let registry = registry(9);

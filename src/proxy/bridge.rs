@@ -354,13 +354,7 @@ impl Bridge {
 
     /// Ends the calls whose time has been over for five seconds. A caller ends its call itself, unless its client
     /// takes nothing, so that the caller never gets to run.
-    ///
-    /// And ends a grace that nobody watches: that of a socket which broke before its task began.
     pub fn end_overdue(&self, now: Instant) {
-        let parked = self.state().parked;
-        if let Some(parked) = parked.filter(|parked| now >= parked.until) {
-            self.end_grace(parked.epoch, now);
-        }
         let mut state = self.state();
         let is_overdue = |call: &Pending| now.saturating_duration_since(call.deadline) > OVERDUE;
         let overdue: Vec<u64> = state.calls.iter().filter(|(_, call)| is_overdue(call)).map(|(n, _)| *n).collect();
