@@ -18,6 +18,7 @@
 //! | [`protocol`] | app ⇄ proxy on the wire: session ids, bridge frames, close codes |
 //! | [`auth`] | bearer tokens and their only comparison |
 //! | [`process`] | logging and signals |
+//! | [`http_client`] | one HTTP request of a program to a server |
 //! | [`proxy`] | the server: connections, shutdown, shared state |
 //! | [`proxy::config`] | every setting, from the environment |
 //! | [`proxy::routes`] | every route |
@@ -44,9 +45,9 @@
 //! The programs in `src/bin` only read flags and end with a code. `tests/main.rs` lists the tests; `tests/clients`
 //! holds the real clients and the sample apps; `tests/run` installs what they need.
 //!
-//! Imports point down: `bin → winnode → proxy, stdio, node, demo → mcp → jsonrpc, cancel, protocol, auth, process → json`.
-//! [`proxy`], [`stdio`] and [`node`] do not know each other; [`winnode`] posts
-//! with the client of [`stdio`], and finds the token where [`node`] keeps it.
+//! Imports point down: `bin → winnode → proxy, stdio, node, demo → mcp → jsonrpc, cancel, protocol, auth, process, http_client → json`.
+//! [`proxy`], [`stdio`] and [`node`] do not know each other; [`winnode`] finds
+//! the token where [`node`] keeps it.
 //!
 //! # The walk of one tools/call
 //!
@@ -66,6 +67,7 @@
 pub mod auth;
 pub mod cancel;
 pub mod demo;
+pub mod http_client;
 pub mod json;
 pub mod jsonrpc;
 pub mod mcp;

@@ -17,7 +17,6 @@
 //! | [`message`] | a line, read as far as needed |
 //! | [`endpoint`] | URL, token and session |
 //! | [`relay`] | a message's way to the server and back |
-//! | [`http_client`] | one POST |
 //! | [`headers`] | what modern messages repeat in headers |
 //! | [`events`] | server-sent events |
 //! | [`answer`] | what came back, judged |
@@ -26,7 +25,6 @@ pub mod answer;
 pub mod endpoint;
 pub mod events;
 pub mod headers;
-pub mod http_client;
 pub mod lines;
 pub mod message;
 pub mod relay;

@@ -16,9 +16,9 @@ use http::{HeaderMap, HeaderValue, StatusCode, Uri};
 use reqwest::Url;
 use serde_json::Value;
 
+use crate::http_client::{self, HttpClient, HttpError};
 use crate::json;
 use crate::node::local_mcp::message::{self, Members};
-use crate::stdio::http_client::{self, HttpClient, HttpError};
 use access::Source;
 use args::{Args, USAGE};
 use sanitize::sanitize;

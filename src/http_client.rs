@@ -1,4 +1,4 @@
-//! One POST: a kept-alive HTTP/1.1 client that never follows a redirect, never uses a proxy of the environment, and
+//! One request: a kept-alive HTTP/1.1 client that never follows a redirect, never uses a proxy of the environment, and
 //! repeats only what was certainly not sent.
 //!
 //! Redirects are not followed because the session's header and the token would go along to another host.
@@ -90,10 +90,25 @@ impl HttpClient {
     /// # Errors
     /// [`HttpError`] if no answer begins.
     pub async fn post(&self, uri: &Uri, headers: &HeaderMap, body: Bytes) -> Result<Response<Incoming>, HttpError> {
-        let end = Instant::now() + CONNECT_PATIENCE;
+        self.send(Method::POST, uri, headers, body, CONNECT_PATIENCE).await
+    }
+
+    /// Sends a request. While no connection can be made, it is tried again for as long as `patience`.
+    ///
+    /// # Errors
+    /// [`HttpError`] if no answer begins.
+    pub async fn send(
+        &self,
+        method: Method,
+        uri: &Uri,
+        headers: &HeaderMap,
+        body: Bytes,
+        patience: Duration,
+    ) -> Result<Response<Incoming>, HttpError> {
+        let end = Instant::now() + patience;
         let mut pause = FIRST_PAUSE;
         loop {
-            match tokio::time::timeout(SILENCE, self.attempt(uri, headers, body.clone())).await {
+            match tokio::time::timeout(SILENCE, self.attempt(&method, uri, headers, body.clone())).await {
                 Ok(Ok(response)) => return Ok(response),
                 Ok(Err(error)) if !error.is_connect() => return Err(HttpError::Broken(root_cause(&error))),
                 Ok(Err(error)) if is_permanent(&error) || Instant::now() + pause > end => {
@@ -117,15 +132,15 @@ impl HttpClient {
         headers: &HeaderMap,
         body: Bytes,
     ) -> Result<Response<Incoming>, HttpError> {
-        self.attempt(uri, headers, body).await.map_err(|error| match error.is_connect() {
+        self.attempt(&Method::POST, uri, headers, body).await.map_err(|error| match error.is_connect() {
             true => HttpError::Unreachable(root_cause(&error)),
             false => HttpError::Broken(root_cause(&error)),
         })
     }
 
-    fn attempt(&self, uri: &Uri, headers: &HeaderMap, body: Bytes) -> ResponseFuture {
+    fn attempt(&self, method: &Method, uri: &Uri, headers: &HeaderMap, body: Bytes) -> ResponseFuture {
         let mut request = Request::new(Full::new(body));
-        *request.method_mut() = Method::POST;
+        *request.method_mut() = method.clone();
         *request.uri_mut() = uri.clone();
         *request.headers_mut() = headers.clone();
         match self {
