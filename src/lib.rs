@@ -36,6 +36,8 @@
 //! | [`node::capabilities::system`], [`node::capabilities::device`] | `system.*` and `device.*` |
 //! | [`node::local_mcp`] | the MCP server for clients on the same machine: gates, and one request each |
 //! | [`node::local_mcp::dispatch`], [`node::local_mcp::calls`] | its messages, and its calls in flight |
+//! | [`node::bridge_client`] | the app's end of a bridge, for any lender; when it comes back is [`node::backoff`]'s |
+//! | [`node::bridge_client::calls`], [`node::bridge_client::frames`] | its calls, without a socket; its frames |
 //! | [`node::descriptions`] | what clients read about each command |
 //! | [`node::token`] | the file with the token of the local MCP server |
 //! | [`winnode`], [`winnode::args`], [`winnode::access`] | the command line for one call of the local MCP server |

@@ -3,6 +3,8 @@
 //! A *capability* is a category of *commands*; each command is a tool. [`capabilities::Registry`] is the one list of
 //! them, and every transport reads it anew at each call, so that what is added later is there at once.
 
+pub mod backoff;
+pub mod bridge_client;
 pub mod capabilities;
 pub mod descriptions;
 pub mod local_mcp;
