@@ -7,8 +7,10 @@ pub mod backoff;
 pub mod bridge_client;
 pub mod capabilities;
 pub mod descriptions;
+pub mod lend;
 pub mod local_mcp;
 pub mod token;
+pub mod upstream;
 
 use capabilities::device::Device;
 use capabilities::system::System;

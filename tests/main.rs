@@ -29,6 +29,8 @@ mod local_mcp;
 mod mcp;
 /// Networks that swallow everything.
 mod netns;
+/// The node, which lends an MCP server.
+mod node;
 /// The program: the demo, exit codes, signals, logs.
 mod program;
 /// Calls that outlive the socket that carried them.
