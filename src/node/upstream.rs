@@ -2,7 +2,8 @@
 //!
 //! The server is a child process on stdio, or is reached by URL. One task owns the connection; when it breaks, the
 //! server is started or connected to again, and calls meanwhile fail with a sentence. Tools and results go through
-//! rmcp's types: what MCP does not define in them is lost, all else is kept.
+//! rmcp's types: what MCP does not define in them is lost, members may change their order, and numbers are those of
+//! an `i64`, a `u64` or a double.
 
 pub mod filter;
 pub mod http;
