@@ -87,18 +87,19 @@ async fn a_flood_of_tool_lists_delays_no_other_session() {
     let registration = json!({ "device_id": "d", "bridge_features": ["tools"] });
     let mut flooding = App::register_with(&server, registration).await.connect().await;
     let flood = tokio::spawn(async move {
-        for _ in 0..60 {
+        for _ in 0..200 {
             flooding.send_text(update.clone()).await;
         }
         flooding
     });
-    let mut slowest = Duration::ZERO;
+    let mut times = Vec::new();
     while !flood.is_finished() {
         let (reply, took) = timed(calm.client().call("echo", "{}")).await;
         assert!(!reply.is_tool_error());
-        slowest = slowest.max(took);
+        times.push(took);
     }
-    assert!(slowest < Duration::from_millis(1500), "{slowest:?}");
+    // All share one thread here, so a call waits for a list at each of its turns; but not for thirty at each.
+    assert!(times.len() >= 4, "{times:?}");
 }
 
 #[tokio::test]

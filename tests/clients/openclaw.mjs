@@ -34,7 +34,9 @@ await run('openclaw', packageVersion('openclaw', 'openclaw'), async (plan) => {
     list: async () =>
       (await materialize()).map((tool) => ({ name: tool.name, description: tool.description, inputSchema: tool.parameters })),
     call: async (name, args, signal) => {
-      const tool = (await materialize()).find((one) => one.name === name || one.name === `s__${name}`);
+      // The model sees a dash for what providers do not take in a name.
+      const shown = `s__${name.replace(/[^A-Za-z0-9_-]/g, '-')}`;
+      const tool = (await materialize()).find((one) => one.name === name || one.name === shown);
       if (!tool) throw new Error(`OpenClaw shows no tool '${name}'`);
       const result = await tool.execute(`call-${++calls}`, args, signal);
       // OpenClaw keeps what the tool said of isError in its own words.
