@@ -181,8 +181,6 @@ pub trait Tools: Sync {
     /// # Errors
     /// What to tell the model if it could not be started.
     fn call(&self, call: CallParams<'_>) -> Result<Self::Call, String>;
-    /// A client cancels the request with this JSON-RPC id.
-    fn cancel(&self, id: &str);
     /// Those who hear of changes of the list; `None` if clients of this era cannot.
     fn listeners(&self, era: Era) -> Option<&Listeners>;
 }

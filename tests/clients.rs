@@ -17,7 +17,7 @@ use tokio::task::JoinHandle;
 use tokio_tungstenite::tungstenite::Message;
 
 use crate::local_mcp::Local;
-use crate::support::{App, Bridge, TestServer, http, send, until};
+use crate::support::{App, Bridge, TestServer, until};
 
 /// How long a client may take for all it has to do; some start a Node process for each step.
 const DRIVER_PATIENCE: Duration = Duration::from_secs(170);
@@ -445,24 +445,63 @@ client_tests! {
 }
 
 #[tokio::test]
-async fn rmcp_lists_and_calls() {
+async fn rmcp_lists_calls_aborts_and_reads_that_its_session_is_gone() {
     use rmcp::ServiceExt;
-    use rmcp::model::CallToolRequestParams;
+    use rmcp::model::{CallToolRequest, CallToolRequestParams, ClientRequest};
+    use rmcp::service::PeerRequestOptions;
     use rmcp::transport::StreamableHttpClientTransport;
     use rmcp::transport::streamable_http_client::StreamableHttpClientTransportConfig;
 
     let server = server().await;
+    let port = server.port;
+    let lending = LendingApp::start(&server).await;
+    let by_url = StreamableHttpClientTransportConfig::with_uri(lending.app.mcp_url.clone()).auth_header("claw-token");
+    // It refuses to send MCP-Session-Id on a user's behalf; the other name it takes.
+    let alias = [("x-openclaw-session-id".parse().unwrap(), lending.app.id.parse().unwrap())];
+    let by_header = StreamableHttpClientTransportConfig::with_uri(format!("{}/v1/mcp", server.base))
+        .auth_header("claw-token")
+        .custom_headers(alias.into_iter().collect());
+    let params = |tool: &'static str, text: &str| {
+        CallToolRequestParams::new(tool).with_arguments(json!({ "text": text }).as_object().unwrap().clone())
+    };
+    let shown = |result: &rmcp::model::CallToolResult| serde_json::to_string(result).unwrap();
+    let mut client = None;
+    for config in [by_header, by_url] {
+        let connected = ().serve(StreamableHttpClientTransport::from_config(config)).await.unwrap();
+        assert_eq!(connected.list_all_tools().await.unwrap().len(), 4);
+        let result = connected.call_tool(params("echo_text", "from Rust")).await.unwrap();
+        assert!(shown(&result).contains("from Rust"));
+        client = Some(connected);
+    }
+    let client = client.unwrap();
+    let image = client.call_tool(params("image", "")).await.unwrap();
+    assert!(shown(&image).contains(PNG));
+    let failed = client.call_tool(params("fail", "")).await.unwrap();
+    assert!(failed.is_error == Some(true) && shown(&failed).contains("The printer is on fire."));
+    let (left, right) =
+        tokio::join!(client.call_tool(params("echo_text", "left")), client.call_tool(params("echo_text", "right")));
+    let (left, right) = (shown(&left.unwrap()), shown(&right.unwrap()));
+    assert!(left.contains("left") && !left.contains("right") && right.contains("right"));
+
+    let slow = ClientRequest::CallToolRequest(CallToolRequest::new(params("slow", "")));
+    let handle = client.send_request_with_option(slow, PeerRequestOptions::default()).await.unwrap();
+    until(async || lending.app.status().await.json()["calls_in_flight"] == 1).await;
+    handle.cancel(Some("not wanted any more".into())).await.unwrap();
+    until(async || lending.cancelled.lock().await.len() == 1).await;
+    assert_eq!(lending.app.status().await.json()["calls_in_flight"], 0);
+    assert!(shown(&client.call_tool(params("echo_text", "after")).await.unwrap()).contains("after"));
+
+    lending.app.delete().await;
+    let gone = client.call_tool(params("echo_text", "too late")).await.unwrap_err();
+    assert!(gone.to_string().contains(OURS), "{gone}");
+
+    // A restart is outlived: the client says that the new process knows nothing of the session.
     let lending = LendingApp::start(&server).await;
     let config = StreamableHttpClientTransportConfig::with_uri(lending.app.mcp_url.clone()).auth_header("claw-token");
     let client = ().serve(StreamableHttpClientTransport::from_config(config)).await.unwrap();
-    let tools = client.list_all_tools().await.unwrap();
-    assert_eq!(tools.len(), 4);
-    let arguments = json!({ "text": "from Rust" }).as_object().unwrap().clone();
-    let result = client.call_tool(CallToolRequestParams::new("echo_text").with_arguments(arguments)).await.unwrap();
-    assert!(serde_json::to_string(&result).unwrap().contains("from Rust"));
-    let failed = client.call_tool(CallToolRequestParams::new("fail")).await.unwrap();
-    assert_eq!(failed.is_error, Some(true));
-    lending.app.delete().await;
-    assert!(client.call_tool(CallToolRequestParams::new("echo_text")).await.is_err());
-    assert_eq!(send(http().get(format!("{}/health", server.base))).await.status, 200);
+    client.call_tool(params("echo_text", "before")).await.unwrap();
+    server.stopped().await;
+    let _server = TestServer::start_on(port, &[("APP_TOKEN", "app-token"), ("OPENCLAW_TOKEN", "claw-token")]).await;
+    let gone = client.call_tool(params("echo_text", "after")).await.unwrap_err();
+    assert!(gone.to_string().contains(OURS), "{gone}");
 }

@@ -383,10 +383,6 @@ impl Tools for SessionTools<'_> {
         self.entry.bridge.call(request, Instant::now()).map_err(|error| error.to_string())
     }
 
-    fn cancel(&self, id: &str) {
-        self.entry.bridge.cancel(id, Instant::now());
-    }
-
     fn listeners(&self, era: Era) -> Option<&Listeners> {
         let can_be_told = matches!(era, Era::Modern(_)) || self.state.config.legacy_sse;
         let has_news = self.entry.session.registration.features.tools;

@@ -94,10 +94,6 @@ impl Tools for Lent<'_> {
         Ok(Running(Box::pin(running)))
     }
 
-    fn cancel(&self, id: &str) {
-        self.dispatcher.cancel(Some(id));
-    }
-
     fn listeners(&self, _: Era) -> Option<&Listeners> {
         None
     }
