@@ -5,6 +5,7 @@
 //! counts as absent, so that a caller written for another version of a command still gets an answer.
 
 pub mod device;
+pub mod program;
 pub mod system;
 
 use std::sync::{Arc, RwLock};
@@ -25,8 +26,13 @@ pub trait Capability: Send + Sync + 'static {
     /// The category.
     fn category(&self) -> &str;
 
-    /// The commands that are on offer now, in the order in which they are listed.
+    /// The commands, in the order in which they are listed.
     fn commands(&self) -> Vec<&str>;
+
+    /// Whether a command can work here and now, and so is listed. One that cannot says why when it is called.
+    fn is_available(&self, _command: &str) -> bool {
+        true
+    }
 
     /// Whether a call of this name is for this capability.
     fn can_handle(&self, command: &str) -> bool {

@@ -1,6 +1,5 @@
 //! `system.*`: notifications, and finding programs.
 
-use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -9,6 +8,7 @@ use serde_json::{Map, Value, json};
 use tokio::process::Command;
 use tokio_util::sync::CancellationToken;
 
+use super::program::find;
 use super::{Args, Capability, Request, Response};
 
 /// The commands, in the order in which they are listed.
@@ -147,46 +147,6 @@ fn which(args: &Args) -> Response {
     Response::done(json!({ "bins": found.collect::<Map<String, Value>>() }))
 }
 
-/// The program of this name on PATH. A name with a folder in it is none.
-fn find(name: &str) -> Option<PathBuf> {
-    find_on(&std::env::var_os("PATH")?, name)
-}
-
-fn find_on(path: &std::ffi::OsStr, name: &str) -> Option<PathBuf> {
-    if name.is_empty() || name.contains(['/', '\\', '\0']) || (cfg!(windows) && name.contains(':')) {
-        return None;
-    }
-    // A relative entry would make the answer depend on where the node was started.
-    let folders = std::env::split_paths(path).filter(|folder| folder.is_absolute());
-    folders.flat_map(|folder| candidates(&folder, name)).find(|program| is_program(program))
-}
-
-#[cfg(not(windows))]
-fn candidates(folder: &Path, name: &str) -> Vec<PathBuf> {
-    vec![folder.join(name)]
-}
-
-#[cfg(windows)]
-fn candidates(folder: &Path, name: &str) -> Vec<PathBuf> {
-    let extensions = std::env::var("PATHEXT").unwrap_or_else(|_| ".COM;.EXE;.BAT;.CMD".to_owned());
-    let extensions = extensions.to_lowercase();
-    let with_extension =
-        extensions.split(';').filter(|e| e.starts_with('.')).map(|e| folder.join(format!("{name}{e}")));
-    let own = name.contains('.').then(|| folder.join(name));
-    own.into_iter().chain(with_extension).collect()
-}
-
-#[cfg(unix)]
-fn is_program(path: &Path) -> bool {
-    use std::os::unix::fs::PermissionsExt;
-    path.metadata().is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
-}
-
-#[cfg(not(unix))]
-fn is_program(path: &Path) -> bool {
-    path.is_file()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -214,24 +174,6 @@ mod tests {
         let bins = payload["bins"].as_object().unwrap();
         assert_eq!(bins.keys().collect::<Vec<_>>(), ["sh"]);
         assert!(bins["sh"].as_str().unwrap().ends_with("/sh"));
-    }
-
-    #[cfg(unix)]
-    #[test]
-    fn only_files_that_can_be_run_are_programs_and_the_first_one_counts() {
-        use std::os::unix::fs::PermissionsExt;
-        let root = std::env::temp_dir().join(format!("openclaw-which-{}", std::process::id()));
-        let (first, second) = (root.join("1"), root.join("2"));
-        std::fs::create_dir_all(first.join("folder")).unwrap();
-        std::fs::create_dir_all(&second).unwrap();
-        for (file, mode) in [(first.join("tool"), 0o644), (second.join("tool"), 0o755), (first.join("text"), 0o644)] {
-            std::fs::write(&file, "").unwrap();
-            std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode)).unwrap();
-        }
-        let path = std::env::join_paths([PathBuf::from("relative"), first, second.clone()]).unwrap();
-        assert_eq!(find_on(&path, "tool"), Some(second.join("tool")));
-        assert_eq!((find_on(&path, "text"), find_on(&path, "folder")), (None, None));
-        std::fs::remove_dir_all(root).unwrap();
     }
 
     #[cfg(all(unix, not(target_os = "macos")))]

@@ -155,7 +155,7 @@ impl Dispatcher {
     pub(super) fn list(&self) -> String {
         let mut out = b"[".to_vec();
         for capability in self.registry.local() {
-            for command in capability.commands() {
+            for command in capability.commands().into_iter().filter(|command| capability.is_available(command)) {
                 if out.len() > 1 {
                     out.push(b',');
                 }

@@ -1,0 +1,292 @@
+//! Programs that capabilities start: where they are, and running one within its bounds.
+//!
+//! A program is the leader of a group of its own. When its time is over, or nobody wants it any more, the whole group
+//! ends, so that nothing that it started is left behind.
+
+use std::ffi::OsStr;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use process_wrap::tokio::{ChildWrapper, CommandWrap};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
+use tokio::process::Command;
+use tokio_util::sync::CancellationToken;
+
+/// How long output is still awaited when a program has ended: what it started may hold its pipes open for ever.
+const PIPE_LINGER: Duration = Duration::from_millis(500);
+/// The bytes of one read.
+const CHUNK_BYTES: usize = 16 * 1024;
+
+/// The program of this name on PATH. A name with a folder in it is none.
+pub fn find(name: &str) -> Option<PathBuf> {
+    find_on(&std::env::var_os("PATH")?, name)
+}
+
+/// The program of this name in one of the folders of `path`.
+pub fn find_on(path: &OsStr, name: &str) -> Option<PathBuf> {
+    if name.is_empty() || name.contains(['/', '\\', '\0']) || (cfg!(windows) && name.contains(':')) {
+        return None;
+    }
+    // A relative entry would make the answer depend on where the node was started.
+    let folders = std::env::split_paths(path).filter(|folder| folder.is_absolute());
+    folders.flat_map(|folder| candidates(&folder, name)).find(|program| is_program(program))
+}
+
+#[cfg(not(windows))]
+fn candidates(folder: &Path, name: &str) -> Vec<PathBuf> {
+    vec![folder.join(name)]
+}
+
+#[cfg(windows)]
+fn candidates(folder: &Path, name: &str) -> Vec<PathBuf> {
+    let extensions = std::env::var("PATHEXT").unwrap_or_else(|_| ".COM;.EXE;.BAT;.CMD".to_owned());
+    let extensions = extensions.to_lowercase();
+    let with_extension =
+        extensions.split(';').filter(|e| e.starts_with('.')).map(|e| folder.join(format!("{name}{e}")));
+    let own = name.contains('.').then(|| folder.join(name));
+    own.into_iter().chain(with_extension).collect()
+}
+
+/// Whether a file can be run.
+#[cfg(unix)]
+pub fn is_program(path: &Path) -> bool {
+    use std::os::unix::fs::PermissionsExt;
+    path.metadata().is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
+}
+
+/// Whether a file can be run.
+#[cfg(not(unix))]
+pub fn is_program(path: &Path) -> bool {
+    path.is_file()
+}
+
+/// What a run may take.
+#[derive(Debug, Clone, Copy)]
+pub struct Bounds {
+    /// Until it is stopped.
+    pub time: Duration,
+    /// The most bytes that are kept of each of its outputs; the rest is read and thrown away.
+    pub output: usize,
+}
+
+/// How a run ended.
+#[derive(Debug)]
+pub enum Exit {
+    /// By itself, with this code; without one, if a signal ended it.
+    Code(Option<i32>),
+    /// Its time was over.
+    TimedOut,
+    /// Nobody wanted it any more.
+    Cancelled,
+    /// It could not be started.
+    NotStarted(io::Error),
+}
+
+/// What came of a run.
+#[derive(Debug)]
+pub struct Ended {
+    /// How it ended.
+    pub exit: Exit,
+    /// What it wrote.
+    pub stdout: Captured,
+    /// What it complained about.
+    pub stderr: Captured,
+}
+
+impl Ended {
+    /// Whether it ended by itself and without an error.
+    pub fn is_success(&self) -> bool {
+        matches!(self.exit, Exit::Code(Some(0)))
+    }
+}
+
+/// What was kept of an output.
+#[derive(Debug, Default)]
+pub struct Captured {
+    /// The bytes.
+    pub bytes: Vec<u8>,
+    /// There were more.
+    pub is_truncated: bool,
+}
+
+/// Runs a program to its end with `input` as its stdin. Dropping the future ends it, too.
+pub async fn run(mut command: Command, input: &[u8], bounds: Bounds, cancel: &CancellationToken) -> Ended {
+    command.stdin(if input.is_empty() { Stdio::null() } else { Stdio::piped() });
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let (mut stdout, mut stderr) = (Captured::default(), Captured::default());
+    let mut group = match Group::start(command) {
+        Ok(group) => group,
+        Err(error) => return Ended { exit: Exit::NotStarted(error), stdout, stderr },
+    };
+    let (stdin, out, err) = (group.0.stdin().take(), group.0.stdout().take(), group.0.stderr().take());
+    let exit = {
+        let feed = async {
+            if let Some(mut stdin) = stdin {
+                // A program need not read all of it.
+                let _closed = stdin.write_all(input).await;
+            }
+        };
+        let outputs = async {
+            tokio::join!(feed, read(out, bounds.output, &mut stdout), read(err, bounds.output, &mut stderr));
+        };
+        tokio::pin!(outputs);
+        let mut are_read = false;
+        let ended = async {
+            let status = loop {
+                tokio::select! {
+                    status = group.0.wait() => break status,
+                    () = &mut outputs, if !are_read => are_read = true,
+                }
+            };
+            if !are_read {
+                let _held_open = tokio::time::timeout(PIPE_LINGER, &mut outputs).await;
+            }
+            status
+        };
+        tokio::select! {
+            status = tokio::time::timeout(bounds.time, ended) => match status {
+                Ok(Ok(status)) => Exit::Code(status.code()),
+                Ok(Err(error)) => Exit::NotStarted(error),
+                Err(_) => Exit::TimedOut,
+            },
+            () = cancel.cancelled() => Exit::Cancelled,
+        }
+    };
+    match exit {
+        Exit::Code(_) => group.1 = true,
+        // Reaped here, so that nothing of it is left when its end is told.
+        _ => {
+            let _gone = group.0.start_kill();
+            let _reaped = tokio::time::timeout(PIPE_LINGER, group.0.wait()).await;
+        }
+    }
+    Ended { exit, stdout, stderr }
+}
+
+/// A program with whatever it starts, and whether it has ended by itself.
+#[derive(Debug)]
+pub struct Group(pub Box<dyn ChildWrapper>, bool);
+
+impl Group {
+    /// Starts a program as the leader of a group. The group ends when this is dropped.
+    ///
+    /// # Errors
+    /// If it cannot be started.
+    pub fn start(mut command: Command) -> io::Result<Self> {
+        for secret in SECRETS {
+            command.env_remove(secret);
+        }
+        let mut command = CommandWrap::from(command);
+        #[cfg(unix)]
+        command.wrap(process_wrap::tokio::ProcessGroup::leader());
+        #[cfg(windows)]
+        command.wrap(process_wrap::tokio::JobObject);
+        command.wrap(process_wrap::tokio::KillOnDrop);
+        command.spawn().map(|child| Group(child, false))
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        if !self.1 {
+            let _gone = self.0.start_kill();
+        }
+    }
+}
+
+/// What no program is told by its environment.
+const SECRETS: [&str; 3] = ["OPENCLAW_PROXY_APP_TOKEN", "OPENCLAW_PROXY_OPENCLAW_TOKEN", "OPENCLAW_MCP_TOKEN"];
+
+async fn read(source: Option<impl AsyncRead + Unpin>, limit: usize, kept: &mut Captured) {
+    let Some(mut source) = source else { return };
+    let mut chunk = vec![0; CHUNK_BYTES];
+    while let Ok(count @ 1..) = source.read(&mut chunk).await {
+        let fits = count.min(limit - kept.bytes.len());
+        kept.bytes.extend_from_slice(&chunk[..fits]);
+        kept.is_truncated |= fits < count;
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+    use std::time::Instant;
+
+    const BOUNDS: Bounds = Bounds { time: Duration::from_secs(10), output: 100 };
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    #[tokio::test]
+    async fn outputs_input_and_code_are_told_and_bounded() {
+        let cancel = CancellationToken::new();
+        let ended = run(shell("cat; echo oops >&2; exit 3"), b"hello", BOUNDS, &cancel).await;
+        assert!(matches!(ended.exit, Exit::Code(Some(3))) && !ended.is_success());
+        assert_eq!((&*ended.stdout.bytes, &*ended.stderr.bytes), (&b"hello"[..], &b"oops\n"[..]));
+        for (size, is_truncated) in [(100, false), (101, true), (200_000, true)] {
+            let ended = run(shell(&format!("head -c {size} /dev/zero")), b"", BOUNDS, &cancel).await;
+            assert!(ended.is_success(), "it may write on");
+            assert_eq!((ended.stdout.bytes.len(), ended.stdout.is_truncated), (100, is_truncated));
+        }
+        let missing = run(Command::new("/no/such/program"), b"", BOUNDS, &cancel).await;
+        assert!(matches!(missing.exit, Exit::NotStarted(_)));
+    }
+
+    /// Whether a process is still there, and no zombie.
+    fn is_alive(pid: &str) -> bool {
+        std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
+    }
+
+    #[cfg(target_os = "linux")]
+    #[tokio::test]
+    async fn what_a_program_started_ends_with_it() {
+        let script = "sleep 1000 & echo $!; wait";
+        let bounds = Bounds { time: Duration::from_millis(300), ..BOUNDS };
+        let late = run(shell(script), b"", bounds, &CancellationToken::new()).await;
+        let cancel = CancellationToken::new();
+        let (cancelled, ()) = tokio::join!(run(shell(script), b"", BOUNDS, &cancel), async {
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            cancel.cancel();
+        });
+        assert!(matches!((&late.exit, &cancelled.exit), (Exit::TimedOut, Exit::Cancelled)));
+        for ended in [late, cancelled] {
+            let pid = String::from_utf8(ended.stdout.bytes).unwrap();
+            let since = Instant::now();
+            while is_alive(pid.trim()) {
+                assert!(since.elapsed() < Duration::from_secs(5), "{pid} is left behind");
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_pipe_that_is_held_open_delays_the_end_only_a_little() {
+        let since = Instant::now();
+        let ended = run(shell("sleep 3 & echo done"), b"", BOUNDS, &CancellationToken::new()).await;
+        assert!(ended.is_success());
+        assert_eq!(ended.stdout.bytes, b"done\n");
+        assert!(since.elapsed() < Duration::from_secs(2));
+    }
+
+    #[test]
+    fn only_files_that_can_be_run_are_programs_and_the_first_one_counts() {
+        use std::os::unix::fs::PermissionsExt;
+        let root = std::env::temp_dir().join(format!("openclaw-which-{}", std::process::id()));
+        let (first, second) = (root.join("1"), root.join("2"));
+        std::fs::create_dir_all(first.join("folder")).unwrap();
+        std::fs::create_dir_all(&second).unwrap();
+        for (file, mode) in [(first.join("tool"), 0o644), (second.join("tool"), 0o755), (first.join("text"), 0o644)] {
+            std::fs::write(&file, "").unwrap();
+            std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode)).unwrap();
+        }
+        let path = std::env::join_paths([PathBuf::from("relative"), first, second.clone()]).unwrap();
+        assert_eq!(find_on(&path, "tool"), Some(second.join("tool")));
+        assert_eq!((find_on(&path, "text"), find_on(&path, "folder")), (None, None));
+        std::fs::remove_dir_all(root).unwrap();
+    }
+}
