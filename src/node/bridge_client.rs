@@ -6,34 +6,26 @@
 
 pub mod calls;
 pub mod frames;
+mod proxy;
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures_util::{SinkExt, StreamExt};
-use http::header::{AUTHORIZATION, CONTENT_TYPE, USER_AGENT};
-use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri};
-use rustls_platform_verifier::BuilderVerifierExt;
-use serde_json::json;
-use tokio::net::TcpStream;
-use tokio::sync::watch;
-use tokio_tungstenite::tungstenite::client::IntoClientRequest;
-use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
-use tokio_tungstenite::tungstenite::{self, Bytes, Message};
-use tokio_tungstenite::{Connector, MaybeTlsStream, WebSocketStream};
+use tokio::sync::{Notify, watch};
+use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
+use tokio_tungstenite::tungstenite::{Bytes, Message};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::backoff::Backoff;
-use crate::auth::Token;
-use crate::http_client::{self, HttpClient};
-use crate::json;
 use crate::protocol::Close;
 use calls::{Calls, Started};
 use frames::{Answer, FromProxy, Invoke, PONG, Progress};
+use proxy::{Failure, Proxy, Socket};
 
-/// How long a request to the proxy, or the opening of a socket, may take.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
+pub use proxy::{BridgeError, Options, Session};
+
 /// How often the proxy is asked whether it is alive.
 const PING_INTERVAL: Duration = Duration::from_secs(20);
 /// How long the proxy may be silent.
@@ -46,10 +38,6 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 const WIND_DOWN: Duration = Duration::from_secs(5);
 /// How much later than the proxy a call's time is over here, so that its caller hears of it from the proxy.
 const DEADLINE_SLACK: Duration = Duration::from_secs(1);
-/// The most bytes of a frame that the proxy may send; it takes requests of 4 MiB unless it is set otherwise.
-const MAX_FRAME_BYTES: usize = 64 * 1024 * 1024;
-/// The most bytes of an answer of the proxy's over HTTP.
-const MAX_BODY_BYTES: usize = 1024 * 1024;
 
 /// What is lent: tools, and what runs them.
 pub trait Lender: Send + Sync + 'static {
@@ -97,103 +85,35 @@ impl ProgressSink {
     }
 }
 
-/// Where the proxy is, and what it is told of the app.
-#[derive(Debug, Clone)]
-pub struct Options {
-    /// The proxy's base URL.
-    pub proxy_url: String,
-    /// The proxy's token for apps.
-    pub token: Token,
-    /// How the proxy knows the device.
-    pub device_id: String,
-    /// How people know it.
-    pub device_name: Option<String>,
-    /// What a model should know of the tools.
-    pub instructions: Option<String>,
-    /// The most calls that run at once.
-    pub max_calls: usize,
-}
-
-/// A session as the proxy has registered it.
-#[derive(Debug, Clone)]
-pub struct Session {
-    /// Its id.
-    pub id: String,
-    /// Where MCP clients find the tools.
-    pub mcp_url: String,
-    /// Where the socket connects.
-    pub bridge_url: String,
-    /// What the proxy finds odd in the tools.
-    pub warnings: Vec<String>,
-    /// The tools' text, as it was registered.
-    pub tools: Arc<str>,
-    /// An earlier session has ended, so the MCP URL is another one now.
-    pub is_replacement: bool,
-}
-
-/// Why lending has ended for good.
-#[derive(Debug, thiserror::Error)]
-pub enum BridgeError {
-    /// The proxy's URL, or its token, cannot be used.
-    #[error("{0}")]
-    Unusable(String),
-    /// The proxy does not let this app in.
-    #[error("The proxy refuses the app token. Set OPENCLAW_PROXY_APP_TOKEN to the token that the proxy has for apps.")]
-    Unauthorized,
-    /// The proxy does not take the registration.
-    #[error("The proxy refuses to register the tools (HTTP {status}): {detail}")]
-    Refused {
-        /// The HTTP status.
-        status: StatusCode,
-        /// What the proxy says.
-        detail: String,
-    },
-    /// Somebody deleted the session.
-    #[error("The session was deleted, so its tools are not lent any more.")]
-    Deleted,
-    /// Another app is connected with the same session.
-    #[error("Another bridge of the same session is connected to the proxy, so this one ends.")]
-    Occupied,
-}
-
-impl BridgeError {
-    /// Whether something is wrong with the settings, so that trying again does not help.
-    pub fn is_config(&self) -> bool {
-        matches!(self, BridgeError::Unusable(_) | BridgeError::Unauthorized | BridgeError::Refused { .. })
-    }
-}
-
-type Socket = WebSocketStream<MaybeTlsStream<TcpStream>>;
-
 /// How a socket ended.
 #[derive(Debug)]
 enum End {
     Stopped,
+    Reconnect,
     Closed(u16, String),
     Broken(String),
 }
 
-/// Why the proxy could not be reached, for now or for good.
-enum Failure {
-    Passing(String),
-    Final(BridgeError),
-}
-
-impl From<BridgeError> for Failure {
-    fn from(error: BridgeError) -> Self {
-        Failure::Final(error)
-    }
+/// How the bridge is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum State {
+    /// It is being registered or connected.
+    Connecting,
+    /// Calls can come.
+    Connected,
+    /// It does not work now, and why; another attempt follows.
+    Waiting(String),
 }
 
 /// The client of one proxy for one lender.
 pub struct BridgeClient<L> {
-    options: Options,
     lender: Arc<L>,
-    http: HttpClient,
-    sessions_uri: Uri,
-    headers: HeaderMap,
+    proxy: Proxy,
     tasks: TaskTracker,
     told: Mutex<Told>,
+    state: watch::Sender<State>,
+    /// Somebody wants another socket, or the next attempt, now.
+    reconnect: Notify,
 }
 
 /// Which tools the proxy knows.
@@ -209,43 +129,24 @@ impl<L: Lender> BridgeClient<L> {
     /// # Errors
     /// [`BridgeError::Unusable`] if the options cannot be used.
     pub fn new(options: Options, lender: Arc<L>) -> Result<Self, BridgeError> {
-        let base = options.proxy_url.trim().trim_end_matches('/');
-        let uri = format!("{base}/v1/chat/sessions").parse::<Uri>().ok();
-        let is_usable = |uri: &Uri| {
-            matches!(uri.scheme_str(), Some("http" | "https"))
-                && uri.authority().is_some_and(|a| !a.host().is_empty() && !a.as_str().contains('@'))
-        };
-        let sessions_uri = uri.filter(|uri| is_usable(uri) && !base.contains("/v1/")).ok_or_else(|| {
-            BridgeError::Unusable(
-                "The proxy's URL is not usable: it must be http://host[:port] or https://host[:port].".into(),
-            )
-        })?;
-        let mut headers = HeaderMap::new();
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        headers.insert(USER_AGENT, HeaderValue::from_static(concat!("openclaw-node/", env!("CARGO_PKG_VERSION"))));
-        let token = options.token.expose().trim();
-        if !token.is_empty() {
-            let is_usable = token.bytes().all(|byte| byte.is_ascii_graphic()) && !token.contains("${");
-            let value = HeaderValue::try_from(format!("Bearer {token}")).ok().filter(|_| is_usable);
-            let mut value = value.ok_or_else(|| {
-                BridgeError::Unusable(
-                    "The app token is not usable: OPENCLAW_PROXY_APP_TOKEN must consist of visible ASCII characters."
-                        .into(),
-                )
-            })?;
-            value.set_sensitive(true);
-            headers.insert(AUTHORIZATION, value);
-        }
-        let http = HttpClient::new(&sessions_uri).map_err(BridgeError::Unusable)?;
         Ok(BridgeClient {
-            options,
             lender,
-            http,
-            sessions_uri,
-            headers,
+            proxy: Proxy::new(options)?,
             tasks: TaskTracker::new(),
             told: Mutex::default(),
+            state: watch::Sender::new(State::Connecting),
+            reconnect: Notify::new(),
         })
+    }
+
+    /// How the bridge is, now and whenever it changes.
+    pub fn state(&self) -> watch::Receiver<State> {
+        self.state.subscribe()
+    }
+
+    /// Opens another socket in place of the one that there is, or makes the next attempt at once. Calls go on.
+    pub fn reconnect(&self) {
+        self.reconnect.notify_one();
     }
 
     /// Lends until `stop`, telling `on_session` of each session that is registered.
@@ -256,29 +157,31 @@ impl<L: Lender> BridgeClient<L> {
         let mut backoff = Backoff::default();
         let mut is_replacement = false;
         let ended = loop {
-            let session = match stop.run_until_cancelled(self.register(is_replacement)).await {
+            let tools = self.lender.tools().borrow().clone();
+            let session = match stop.run_until_cancelled(self.proxy.register(tools, is_replacement)).await {
                 None => break Ok(()),
                 Some(Ok(session)) => session,
                 Some(Err(Failure::Final(error))) => break Err(error),
                 Some(Err(Failure::Passing(why))) => {
-                    if !wait(&mut backoff, &why, stop).await {
+                    if !self.wait(&mut backoff, why, stop).await {
                         break Ok(());
                     }
                     continue;
                 }
             };
+            *self.told() = Told { confirmed: session.tools.clone(), sent: None };
             is_replacement = true;
             for warning in &session.warnings {
                 tracing::warn!("the proxy warns: {warning}");
             }
             on_session(&session);
-            let calls = Arc::new(Calls::new(&session.id, self.options.max_calls));
+            let calls = Arc::new(Calls::new(&session.id, self.proxy.max_calls()));
             let ended = self.keep_connected(&session, &calls, &mut backoff, stop).await;
             calls.end();
             match ended {
                 Ok(true) => {}
                 Ok(false) => {
-                    self.unregister(&session).await;
+                    self.proxy.unregister(&session).await;
                     break Ok(());
                 }
                 Err(error) => break Err(error),
@@ -298,7 +201,7 @@ impl<L: Lender> BridgeClient<L> {
         stop: &CancellationToken,
     ) -> Result<bool, BridgeError> {
         loop {
-            let (why, lasted) = match stop.run_until_cancelled(self.connect(session)).await {
+            let (why, lasted) = match stop.run_until_cancelled(self.proxy.connect(session)).await {
                 None => return Ok(false),
                 Some(Err(Failure::Final(error))) => return Err(error),
                 Some(Err(Failure::Passing(why))) => (why, Duration::ZERO),
@@ -306,10 +209,15 @@ impl<L: Lender> BridgeClient<L> {
                     let since = Instant::now();
                     tracing::info!(session.id = short(&session.id), "bridge connected");
                     calls.connected();
+                    self.state.send_replace(State::Connected);
                     let end = self.serve(socket, calls, stop).await;
                     calls.disconnected();
                     let why = match end {
                         End::Stopped => return Ok(false),
+                        End::Reconnect => {
+                            self.state.send_replace(State::Connecting);
+                            continue;
+                        }
                         End::Broken(why) => why,
                         End::Closed(code, reason) => {
                             match close_of(code) {
@@ -327,7 +235,7 @@ impl<L: Lender> BridgeClient<L> {
                                 }
                                 _ => {}
                             }
-                            if code == u16::from(tungstenite::protocol::frame::coding::CloseCode::Size) {
+                            if code == u16::from(CloseCode::Size) {
                                 calls.give_up_largest();
                             }
                             format!("the proxy closed the bridge ({code}): {reason}")
@@ -337,120 +245,9 @@ impl<L: Lender> BridgeClient<L> {
                 }
             };
             backoff.worked(lasted);
-            if !wait(backoff, &why, stop).await {
+            if !self.wait(backoff, why, stop).await {
                 return Ok(false);
             }
-        }
-    }
-
-    async fn register(&self, is_replacement: bool) -> Result<Session, Failure> {
-        let tools = self.lender.tools().borrow().clone();
-        let options = &self.options;
-        let mut body = json!({
-            "device_id": options.device_id,
-            "app_version": env!("CARGO_PKG_VERSION"),
-            "bridge_features": ["resume", "cancel", "deadline", "progress", "tools", "context"],
-        });
-        if let Some(name) = &options.device_name {
-            body["device_name"] = name.as_str().into();
-        }
-        if let Some(instructions) = &options.instructions {
-            body["instructions"] = instructions.as_str().into();
-        }
-        // The tools' text is put in as it is.
-        let mut body = body.to_string();
-        body.pop();
-        body.push_str(&format!(r#","tools":{tools}}}"#));
-        let (status, text) = self.request(Method::POST, &self.sessions_uri, body).await?;
-        if status == StatusCode::UNAUTHORIZED {
-            return Err(BridgeError::Unauthorized.into());
-        }
-        let string = |name: &str| json::member(&text, name).and_then(json::as_string).map(String::from);
-        if !status.is_success() {
-            let detail = string("detail").unwrap_or_else(|| "it gives no reason; is this the proxy's URL?".into());
-            let may_pass = status.is_server_error()
-                || matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT);
-            return Err(if may_pass {
-                Failure::Passing(format!("the proxy cannot register the tools now (HTTP {status}): {detail}"))
-            } else {
-                BridgeError::Refused { status, detail }.into()
-            });
-        }
-        let (Some(id), Some(mcp_url), Some(bridge_url)) =
-            (string("mcpSessionId"), string("mcp_url"), string("bridge_url"))
-        else {
-            return Err(BridgeError::Unusable(
-                "What answers at the proxy's URL is no OpenClaw MCP Proxy: the registration's answer has no mcp_url and bridge_url."
-                    .into(),
-            )
-            .into());
-        };
-        let mut warnings = Vec::new();
-        if let Some(texts) = json::member(&text, "warnings") {
-            let _checked = json::elements(texts, json::MAX_DEPTH, |text| {
-                warnings.extend(json::as_string(text).map(String::from));
-            });
-        }
-        *self.told() = Told { confirmed: tools.clone(), sent: None };
-        Ok(Session { id, mcp_url, bridge_url, warnings, tools, is_replacement })
-    }
-
-    /// Says goodbye, so that MCP clients learn at once that the tools are gone.
-    async fn unregister(&self, session: &Session) {
-        let Ok(uri) = format!("{}/{}", self.sessions_uri, session.id).parse() else { return };
-        let goodbye = self.request(Method::DELETE, &uri, String::new());
-        let _gone = tokio::time::timeout(WIND_DOWN, goodbye).await;
-    }
-
-    async fn request(&self, method: Method, uri: &Uri, body: String) -> Result<(StatusCode, String), Failure> {
-        let origin = uri.authority().map_or("", |authority| authority.as_str());
-        let exchange = async {
-            let response = self.http.send(method, uri, &self.headers, body.into(), Duration::ZERO).await?;
-            let status = response.status();
-            Ok((status, http_client::read(response.into_body(), MAX_BODY_BYTES).await?))
-        };
-        match tokio::time::timeout(CONNECT_TIMEOUT, exchange).await {
-            Ok(Ok((status, body))) => Ok((status, String::from_utf8_lossy(&body).into_owned())),
-            Ok(Err(http_client::HttpError::Unreachable(why))) => {
-                Err(Failure::Passing(format!("the proxy at {origin} cannot be reached: {why}")))
-            }
-            Ok(Err(error)) => Err(Failure::Passing(format!("the proxy at {origin} {error}"))),
-            Err(_) => Err(Failure::Passing(format!("the proxy at {origin} does not answer"))),
-        }
-    }
-
-    async fn connect(&self, session: &Session) -> Result<Socket, Failure> {
-        let is_tls = session.bridge_url.starts_with("wss://");
-        if !is_tls && self.sessions_uri.scheme_str() == Some("https") {
-            return Err(BridgeError::Unusable(
-                "The proxy gave a bridge URL without TLS, though it is reached by https. Set OPENCLAW_PROXY_PUBLIC_URL where the proxy runs."
-                    .into(),
-            )
-            .into());
-        }
-        let unusable = |what: &dyn std::fmt::Display| {
-            Failure::Final(BridgeError::Unusable(format!("The proxy's bridge URL cannot be used: {what}.")))
-        };
-        let mut request = session.bridge_url.as_str().into_client_request().map_err(|error| unusable(&error))?;
-        for name in [AUTHORIZATION, USER_AGENT] {
-            if let Some(value) = self.headers.get(&name) {
-                request.headers_mut().insert(name, value.clone());
-            }
-        }
-        let connector = if is_tls { tls_connector().map_err(|error| unusable(&error))? } else { Connector::Plain };
-        let config =
-            WebSocketConfig::default().max_message_size(Some(MAX_FRAME_BYTES)).max_frame_size(Some(MAX_FRAME_BYTES));
-        let opening = tokio_tungstenite::connect_async_tls_with_config(request, Some(config), true, Some(connector));
-        match tokio::time::timeout(CONNECT_TIMEOUT, opening).await {
-            Ok(Ok((socket, _))) => Ok(socket),
-            Ok(Err(tungstenite::Error::Http(response))) if response.status() == StatusCode::UNAUTHORIZED => {
-                Err(BridgeError::Unauthorized.into())
-            }
-            Ok(Err(tungstenite::Error::Http(response))) => {
-                Err(Failure::Passing(format!("the bridge cannot be opened: HTTP {}", response.status())))
-            }
-            Ok(Err(error)) => Err(Failure::Passing(format!("the bridge cannot be opened: {error}"))),
-            Err(_) => Err(Failure::Passing("the bridge cannot be opened: the proxy does not answer".into())),
         }
     }
 
@@ -501,8 +298,9 @@ impl<L: Lender> BridgeClient<L> {
             // A socket that the proxy has closed takes no frames; why it did stands before the end.
             why = write => tokio::time::timeout(LAST_WORDS, read).await.unwrap_or(End::Broken(why)),
             () = stop.cancelled() => End::Stopped,
+            () = self.reconnect.notified() => End::Reconnect,
         };
-        if matches!(end, End::Stopped) {
+        if matches!(end, End::Stopped | End::Reconnect) {
             let _gone = tokio::time::timeout(LAST_WORDS, sink.close()).await;
         }
         end
@@ -574,6 +372,20 @@ impl<L: Lender> BridgeClient<L> {
         });
     }
 
+    /// Waits before the next attempt; false if it was told to stop.
+    async fn wait(&self, backoff: &mut Backoff, why: String, stop: &CancellationToken) -> bool {
+        let pause = backoff.pause();
+        tracing::warn!(pause_ms = pause.as_millis() as u64, "{why}; trying again");
+        self.state.send_replace(State::Waiting(why));
+        let may_go_on = tokio::select! {
+            () = tokio::time::sleep(pause) => true,
+            () = self.reconnect.notified() => true,
+            () = stop.cancelled() => false,
+        };
+        self.state.send_replace(State::Connecting);
+        may_go_on
+    }
+
     fn told(&self) -> std::sync::MutexGuard<'_, Told> {
         self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -609,22 +421,6 @@ async fn run_call<L: Lender>(lender: &L, call: ToolCall, progress: ProgressSink,
     }
     let _late = tokio::time::timeout(WIND_DOWN, work).await;
     Answer::Failed("The tool did not answer in time.".into())
-}
-
-/// Waits before the next attempt; false if it was told to stop.
-async fn wait(backoff: &mut Backoff, why: &str, stop: &CancellationToken) -> bool {
-    let pause = backoff.pause();
-    tracing::warn!(pause_ms = pause.as_millis() as u64, "{why}; trying again");
-    stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_some()
-}
-
-fn tls_connector() -> Result<Connector, rustls::Error> {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = rustls::ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()?
-        .with_platform_verifier()?
-        .with_no_client_auth();
-    Ok(Connector::Rustls(Arc::new(config)))
 }
 
 /// What a close code means for an app; `None` for those after which it simply comes back.
