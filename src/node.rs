@@ -7,8 +7,11 @@ pub mod backoff;
 pub mod bridge_client;
 pub mod capabilities;
 pub mod descriptions;
+pub mod filter;
 pub mod lend;
 pub mod local_mcp;
+pub mod private_file;
+pub mod settings;
 pub mod token;
 pub mod upstream;
 

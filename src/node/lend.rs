@@ -12,7 +12,7 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 use super::bridge_client::{BridgeClient, BridgeError, Options, Session};
-use super::upstream::filter::Filter;
+use super::filter::Filter;
 use super::upstream::{Source, Upstream, tool_names};
 use crate::auth::Token;
 

@@ -25,6 +25,7 @@ mod modern;
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
@@ -45,6 +46,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::auth::{Guard, Token};
 use crate::node::capabilities::Registry;
+use crate::node::token;
 use dispatch::{Dispatcher, Ends};
 
 /// The port that clients expect.
@@ -71,6 +73,8 @@ pub struct Config {
     pub version: String,
     /// What clients must present; nothing, if it is empty.
     pub token: Token,
+    /// The file that the token is from. When it changes, its token is the one, from the next request on.
+    pub token_file: Option<PathBuf>,
     /// Requests that are worked on at once.
     pub max_requests: usize,
     /// How long a request waits for one of these places.
@@ -89,6 +93,7 @@ impl Default for Config {
             name: "openclaw-node".to_owned(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             token: Token::default(),
+            token_file: None,
             max_requests: 8,
             admission: Duration::from_millis(50),
             deadline: Duration::from_secs(6 * 60),
@@ -109,6 +114,7 @@ pub struct Server {
 struct Shared {
     config: Config,
     guard: RwLock<Guard>,
+    token_file: Option<token::Watched>,
     places: Arc<Semaphore>,
     dispatcher: Arc<Dispatcher>,
     /// Connections, requests and commands: whatever must end before the server has.
@@ -125,6 +131,7 @@ impl Server {
         let dispatcher = Dispatcher::new(registry, &config.name, &config.version, tasks.clone());
         let shared = Shared {
             guard: RwLock::new(Guard::new(&config.token)),
+            token_file: config.token_file.clone().map(token::Watched::new),
             places: Arc::new(Semaphore::new(config.max_requests)),
             dispatcher: Arc::new(dispatcher),
             tasks,
@@ -143,7 +150,7 @@ impl Server {
 
     /// Puts another token in place; the old one fails from the next request on.
     pub fn set_token(&self, token: &Token) {
-        *self.shared.guard.write().unwrap_or_else(PoisonError::into_inner) = Guard::new(token);
+        self.shared.set_token(token);
     }
 
     /// Serves until `shutdown`, which ends what is in flight, and then until that has ended or its time is over.
@@ -258,6 +265,10 @@ async fn handle(
 }
 
 impl Shared {
+    fn set_token(&self, token: &Token) {
+        *self.guard.write().unwrap_or_else(PoisonError::into_inner) = Guard::new(token);
+    }
+
     async fn answer(&self, head: &Parts, body: &mut Incoming, ends: &Ends) -> Result<Response<Full<Bytes>>, Refusal> {
         self.check(&head.headers)?;
         match head.method {
@@ -281,6 +292,9 @@ impl Shared {
         }
         if !single(headers, HOST).is_some_and(is_local_host) {
             return Err((StatusCode::FORBIDDEN, "host not allowed"));
+        }
+        if let Some(token) = self.token_file.as_ref().and_then(token::Watched::changed) {
+            self.set_token(&token);
         }
         // Cloned, so that one request never sees two tokens.
         let guard = self.guard.read().unwrap_or_else(PoisonError::into_inner).clone();

@@ -3,13 +3,13 @@
 //! It is made when the server first starts, lasts until it is reset, and is never made anew because it cannot be
 //! read: that would lock out every client that has it. The desktop app's own file begins with a byte order mark.
 
-use std::fs::{self, OpenOptions};
-use std::io::{self, ErrorKind, Write};
+use std::fs;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::SystemTime;
 
-use base64::Engine;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-
+use super::private_file::{self, clean_up, random};
 use crate::auth::Token;
 
 /// The file's name.
@@ -44,14 +44,19 @@ impl Identity {
     }
 }
 
-/// Where the token file is, from the environment that `env` reads. Blank variables count as absent.
-///
-/// `OPENCLAW_TRAY_DATA_DIR` is the file's own folder, and wins over everything; `OPENCLAW_TRAY_APPDATA_DIR` stands in
-/// for the user's folder of settings. `None` if the user has no such folder.
+/// Where the token file is, from the environment that `env` reads: in the node's [`folder`].
 pub fn path(identity: Identity, env: impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
+    folder(identity, env).map(|folder| folder.join(FILE_NAME))
+}
+
+/// The folder of the node's files, from the environment that `env` reads. Blank variables count as absent.
+///
+/// `OPENCLAW_TRAY_DATA_DIR` is the folder itself, and wins over everything; `OPENCLAW_TRAY_APPDATA_DIR` stands in for
+/// the user's folder of settings. `None` if the user has no such folder.
+pub fn folder(identity: Identity, env: impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
     let folder = |name: &str| env(name).filter(|value| !value.trim().is_empty()).map(PathBuf::from);
     if let Some(data) = folder("OPENCLAW_TRAY_DATA_DIR") {
-        return Some(data.join(FILE_NAME));
+        return Some(data);
     }
     let settings = folder("OPENCLAW_TRAY_APPDATA_DIR").or_else(|| {
         if cfg!(windows) {
@@ -62,7 +67,7 @@ pub fn path(identity: Identity, env: impl Fn(&str) -> Option<String>) -> Option<
             config.or_else(|| Some(folder("HOME")?.join(".config")))
         }
     })?;
-    Some(settings.join(identity.folder()).join(FILE_NAME))
+    Some(settings.join(identity.folder()))
 }
 
 /// The token in the file; `None` if it is missing or blank.
@@ -87,7 +92,7 @@ pub fn load_or_create(path: &Path) -> io::Result<Token> {
     if let Some(token) = load(path)? {
         return Ok(token);
     }
-    let (token, temporary) = write_temporary(path)?;
+    let (token, temporary) = stage(path)?;
     // Unlike a rename, a link does not replace what another process has put there meanwhile.
     let placed = match fs::hard_link(&temporary, path) {
         Ok(()) => Ok(token),
@@ -108,12 +113,12 @@ pub fn load_or_create(path: &Path) -> io::Result<Token> {
 /// # Errors
 /// If the file cannot be made.
 pub fn reset(path: &Path) -> io::Result<Token> {
-    let (token, temporary) = write_temporary(path)?;
+    let (token, temporary) = stage(path)?;
     replace(path, token, &temporary)
 }
 
 fn replace(path: &Path, token: Token, temporary: &Path) -> io::Result<Token> {
-    fs::rename(temporary, path).map(|()| token).inspect_err(|_| clean_up(temporary))
+    private_file::put(temporary, path).map(|()| token)
 }
 
 /// What is wrong with the file's permissions, if anything is.
@@ -136,48 +141,57 @@ pub fn looseness(path: &Path) -> Option<String> {
     None
 }
 
-/// Writes a new token to a file beside `path` that only its owner can read.
-fn write_temporary(path: &Path) -> io::Result<(Token, PathBuf)> {
-    let missing = || io::Error::new(ErrorKind::InvalidInput, "the path of a token file must name a file in a folder");
-    let (folder, name) = (path.parent().ok_or_else(missing)?, path.file_name().ok_or_else(missing)?);
-    if !folder.as_os_str().is_empty() {
-        make_folder(folder)?;
-    }
-    let mut temporary_name = std::ffi::OsString::from(".");
-    temporary_name.push(name);
-    temporary_name.push(format!(".{}.tmp", random::<9>()?));
-    let temporary = folder.join(temporary_name);
+/// Writes a new token to a file beside `path`.
+fn stage(path: &Path) -> io::Result<(Token, PathBuf)> {
     let token = random::<TOKEN_BYTES>()?;
-    let mut options = OpenOptions::new();
-    options.write(true).create_new(true);
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    let mut file = options.open(&temporary)?;
-    let written = file.write_all(token.as_bytes()).and_then(|()| file.sync_all());
-    written.inspect_err(|_| clean_up(&temporary))?;
-    Ok((Token::new(token), temporary))
+    let staged = private_file::stage(path, token.as_bytes())?;
+    Ok((Token::new(token), staged))
 }
 
-/// A folder that is made is its owner's alone. One that is there already may be meant for others, too.
-fn make_folder(folder: &Path) -> io::Result<()> {
-    let mut builder = fs::DirBuilder::new();
-    builder.recursive(true);
-    #[cfg(unix)]
-    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
-    builder.create(folder)
+/// A token file that is looked at again at every request, so that a reset holds from the next one on.
+#[derive(Debug)]
+pub struct Watched {
+    path: PathBuf,
+    seen: Mutex<Stamp>,
 }
 
-fn clean_up(temporary: &Path) {
-    if let Err(error) = fs::remove_file(temporary) {
-        tracing::warn!(%error, file = %temporary.display(), "a temporary token file is left behind");
+/// What tells one state of a file from another: two writes within one tick of the clock differ in their file's number.
+type Stamp = Option<(SystemTime, u64)>;
+
+impl Watched {
+    /// Watches a file from its present state on.
+    pub fn new(path: PathBuf) -> Self {
+        let seen = Mutex::new(stamp(&path));
+        Watched { path, seen }
+    }
+
+    /// The token, if the file has changed since the last look and holds one.
+    pub fn changed(&self) -> Option<Token> {
+        let now = stamp(&self.path);
+        {
+            let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+            if now.is_none() || *seen == now {
+                return None;
+            }
+            *seen = now;
+        }
+        match load(&self.path) {
+            Ok(token) => token,
+            Err(error) => {
+                tracing::warn!(%error, "the token file has changed and cannot be read; the old token stays valid");
+                None
+            }
+        }
     }
 }
 
-/// Random bytes as URL-safe Base64.
-fn random<const N: usize>() -> io::Result<String> {
-    let mut bytes = [0; N];
-    getrandom::fill(&mut bytes).map_err(io::Error::other)?;
-    Ok(URL_SAFE_NO_PAD.encode(bytes))
+fn stamp(path: &Path) -> Stamp {
+    let file = fs::metadata(path).ok()?;
+    #[cfg(unix)]
+    let number = std::os::unix::fs::MetadataExt::ino(&file);
+    #[cfg(not(unix))]
+    let number = file.len();
+    Some((file.modified().ok()?, number))
 }
 
 #[cfg(test)]
@@ -288,5 +302,25 @@ mod tests {
         reset(&path).unwrap();
         assert_eq!((mode(&path), looseness(&path)), (0o600, None));
         assert_eq!(looseness(&folder.0.join("none")), None);
+    }
+
+    #[test]
+    fn a_reset_is_seen_at_the_next_look_and_a_loss_is_not_a_change() {
+        let folder = Folder::new();
+        let path = folder.0.join(FILE_NAME);
+        load_or_create(&path).unwrap();
+        let watched = Watched::new(path.clone());
+        assert!(watched.changed().is_none());
+        for _ in 0..3 {
+            let token = reset(&path).unwrap();
+            assert_eq!(watched.changed().unwrap().expose(), token.expose());
+            assert!(watched.changed().is_none());
+        }
+        fs::write(&path, " ").unwrap();
+        assert!(watched.changed().is_none());
+        fs::remove_file(&path).unwrap();
+        assert!(watched.changed().is_none());
+        let token = load_or_create(&path).unwrap();
+        assert_eq!(watched.changed().unwrap().expose(), token.expose());
     }
 }

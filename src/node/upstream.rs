@@ -5,7 +5,6 @@
 //! rmcp's types: what MCP does not define in them is lost, members may change their order, and numbers are those of
 //! an `i64`, a `u64` or a double.
 
-pub mod filter;
 pub mod http;
 
 use std::collections::{HashMap, VecDeque};
@@ -36,8 +35,8 @@ use tokio_util::sync::CancellationToken;
 use super::backoff::Backoff;
 use super::bridge_client::frames::{Answer, Progress};
 use super::bridge_client::{Lender, ProgressSink, ToolCall};
+use super::filter::Filter;
 use crate::json;
-use filter::Filter;
 use http::{MAX_JSON_BYTES, UpstreamHttp, UpstreamHttpError};
 
 /// How long the server may take to start: a package runner may have to download it.
