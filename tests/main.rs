@@ -35,6 +35,8 @@ mod node;
 mod program;
 /// Calls that outlive the socket that carried them.
 mod resume;
+/// The node, which serves this computer's capabilities.
+mod serve;
 /// What apps do over HTTP.
 mod sessions;
 /// Stopping without losing anything.

@@ -16,10 +16,10 @@ use crate::support::{McpClient, Relay, TestServer, http, send, soon, until};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_openclaw-node");
 
-/// `openclaw-node lend`, running.
-struct Node {
+/// `openclaw-node`, running.
+pub struct Node {
     child: Child,
-    stdout: Lines<BufReader<ChildStdout>>,
+    pub stdout: Lines<BufReader<ChildStdout>>,
     log: Arc<Mutex<String>>,
     logging: JoinHandle<()>,
 }
@@ -31,11 +31,16 @@ impl Node {
     }
 
     fn lend_as(base: &str, token: &str, args: &[&str]) -> Self {
+        let args = [&["lend", "--json", "--device-id", "d", "--proxy-url", base], args].concat();
+        Self::start(&args, &[("OPENCLAW_PROXY_APP_TOKEN", token)])
+    }
+
+    /// Starts the program with these arguments and variables.
+    pub fn start(args: &[&str], env: &[(&str, &str)]) -> Self {
         let mut child = Command::new(PROGRAM)
-            .args(["lend", "--json", "--device-id", "d", "--proxy-url", base])
             .args(args)
-            .env("OPENCLAW_PROXY_APP_TOKEN", token)
             .env("OPENCLAW_PROXY_LOG", "debug,rmcp=info")
+            .envs(env.iter().copied())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -55,31 +60,36 @@ impl Node {
     }
 
     /// The next session that it prints, and a client of it, once the bridge is connected.
-    async fn session(&mut self) -> (Value, McpClient) {
-        let line = soon(self.stdout.next_line()).await.unwrap();
-        let line = line.unwrap_or_else(|| panic!("it printed no session: {}", self.log()));
-        let session: Value = serde_json::from_str(&line).unwrap();
+    pub async fn session(&mut self) -> (Value, McpClient) {
+        let session = self.line().await;
         let client = McpClient::new(session["mcp_url"].as_str().unwrap());
         let url = session["bridge_url"].as_str().unwrap().replace("ws://", "http://").replace("/bridge", "");
         until(async || send(http().get(&url)).await.json()["bridge"]["connected"] == true).await;
         (session, client)
     }
 
-    fn log(&self) -> String {
+    /// The next line of JSON that it prints.
+    pub async fn line(&mut self) -> Value {
+        let line = soon(self.stdout.next_line()).await.unwrap();
+        let line = line.unwrap_or_else(|| panic!("it printed nothing: {}", self.log()));
+        serde_json::from_str(&line).unwrap()
+    }
+
+    pub fn log(&self) -> String {
         self.log.lock().unwrap().clone()
     }
 
-    async fn logged(&self, text: &str) {
+    pub async fn logged(&self, text: &str) {
         until(async || self.log().contains(text)).await;
     }
 
-    fn signal(&self, name: &str) {
+    pub fn signal(&self, name: &str) {
         let pid = self.child.id().unwrap().to_string();
         assert!(std::process::Command::new("kill").args([name, &pid]).status().unwrap().success());
     }
 
     /// Its exit code and what it logged.
-    async fn ended(mut self) -> (i32, String) {
+    pub async fn ended(mut self) -> (i32, String) {
         let status = soon(self.child.wait()).await.unwrap();
         soon(self.logging).await.unwrap();
         let log = self.log.lock().unwrap().clone();
@@ -88,20 +98,20 @@ impl Node {
 }
 
 /// A folder of its own for a test, removed with it.
-struct Folder(PathBuf);
+pub struct Folder(PathBuf);
 
 impl Folder {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let path = std::env::temp_dir().join(format!("openclaw-node-{}", uuid::Uuid::new_v4()));
         std::fs::create_dir(&path).unwrap();
         Folder(path)
     }
 
-    fn path(&self, name: &str) -> String {
+    pub fn path(&self, name: &str) -> String {
         self.0.join(name).to_str().unwrap().to_owned()
     }
 
-    fn write(&self, name: &str, text: &str) {
+    pub fn write(&self, name: &str, text: &str) {
         std::fs::write(self.0.join(name), text).unwrap();
     }
 

@@ -4,6 +4,7 @@
 //! panic and ends what ignores its cancellation. Arguments are read forgivingly ([`Args`]): one of the wrong type
 //! counts as absent, so that a caller written for another version of a command still gets an answer.
 
+pub mod app;
 pub mod device;
 pub mod program;
 pub mod system;

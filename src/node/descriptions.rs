@@ -5,7 +5,7 @@
 pub const MANUAL: &str = include_str!("skill.md");
 
 /// Each command with its description.
-pub const DESCRIPTIONS: [(&str, &str); 4] = [
+pub const DESCRIPTIONS: &[(&str, &str)] = &[
     ("system.notify", "Show a desktop notification on this node."),
     ("system.which", "Look program names up on this node's PATH; names that are not found are left out."),
     ("device.info", "Fixed facts of the device: its name, model, operating system, app version and locale."),
@@ -13,6 +13,10 @@ pub const DESCRIPTIONS: [(&str, &str); 4] = [
         "device.status",
         "Live health of the device by section: os, cpu, memory, disk, battery; also storage, network and uptime.",
     ),
+    ("app.status", "Summary of this node: its bridge, its local MCP server, its version."),
+    ("app.settings.get", "One switch of this node's settings, or all of them."),
+    ("app.connection.status", "State of the bridge and of the local MCP server, with what is wrong."),
+    ("app.connection.reconnect", "Connect the bridge again now; calls go on."),
 ];
 
 /// The description of a command that is known here.
@@ -27,7 +31,7 @@ mod tests {
 
     #[test]
     fn capabilities_descriptions_and_manual_are_about_the_same_commands() {
-        let capabilities = crate::node::registry().local();
+        let capabilities = crate::node::registry(&Default::default()).local();
         let commands: Vec<&str> = capabilities.iter().flat_map(|capability| capability.commands()).collect();
         let described: Vec<&str> = DESCRIPTIONS.iter().map(|(name, _)| *name).collect();
         let headings: Vec<&str> = MANUAL.lines().filter_map(|line| line.strip_prefix("### ")).collect();
@@ -41,7 +45,7 @@ mod tests {
 
     #[test]
     fn every_command_has_a_schema_that_older_callers_pass() {
-        for capability in crate::node::registry().local() {
+        for capability in crate::node::registry(&Default::default()).local() {
             for command in capability.commands() {
                 let schema = capability.input_schema(command).unwrap_or_else(|| panic!("{command} has no schema"));
                 assert_eq!(

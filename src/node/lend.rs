@@ -8,12 +8,12 @@ use std::sync::Arc;
 
 use clap::Args;
 use http::Uri;
-use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
+use super::announce;
 use super::bridge_client::{BridgeClient, BridgeError, Options, Session};
 use super::filter::Filter;
-use super::upstream::{Source, Upstream, tool_names};
+use super::upstream::{Source, Upstream};
 use crate::auth::Token;
 
 /// The flags of `openclaw-node lend`.
@@ -129,7 +129,7 @@ pub async fn lend(lend: Lend, out: &mut impl Write, stop: CancellationToken) -> 
         Err(error) => Err(error),
         Ok(client) => {
             let tell = |session: &Session| {
-                let text = if lend.json { as_json(session) } else { for_people(session, &name) };
+                let text = if lend.json { announce::as_json(session) } else { announce::for_people(session, &name) };
                 // Whoever closed our stdout does not want to know.
                 let _closed = writeln!(out, "{text}").and_then(|()| out.flush());
             };
@@ -139,39 +139,6 @@ pub async fn lend(lend: Lend, out: &mut impl Write, stop: CancellationToken) -> 
     stop_upstream.cancel();
     let _panicked = running.await;
     Ok(ended?)
-}
-
-fn as_json(session: &Session) -> String {
-    json!({
-        "mcpSessionId": session.id,
-        "mcp_url": session.mcp_url,
-        "bridge_url": session.bridge_url,
-        "tools": tool_names(&session.tools),
-    })
-    .to_string()
-}
-
-fn for_people(session: &Session, name: &str) -> String {
-    let tools = tool_names(&session.tools);
-    // The name is a key of the client's configuration, and a prefix of the tools' names there.
-    let key: String =
-        name.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' }).collect();
-    let key = key.split('-').filter(|word| !word.is_empty()).collect::<Vec<_>>().join("-");
-    let servers = json!({ key: {
-        "url": session.mcp_url,
-        "transport": "streamable-http",
-        "headers": { "Authorization": "Bearer ${OPENCLAW_PROXY_OPENCLAW_TOKEN}" },
-        "requestTimeoutMs": 130_000,
-    } });
-    let snippet = format!("{:#}", json!({ "mcp": { "servers": servers } }));
-    let news =
-        if session.is_replacement { "\nThe proxy forgot the session before, so the MCP URL has changed." } else { "" };
-    format!(
-        "Lending {} tools of {name}: {}{news}\nMCP URL: {}\nFor OpenClaw, in ~/.openclaw/openclaw.json:\n{snippet}",
-        tools.len(),
-        tools.join(", "),
-        session.mcp_url
-    )
 }
 
 /// The name of this computer, as its owner knows it.

@@ -26,7 +26,6 @@ use rmcp::service::{
 use rmcp::transport::streamable_http_client::{StreamableHttpClientTransportConfig, StreamableHttpError};
 use rmcp::transport::{StreamableHttpClientTransport, TokioChildProcess};
 use rmcp::{ClientHandler, Peer, RoleClient};
-use serde_json::Value;
 use tokio::process::Command;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
@@ -418,10 +417,4 @@ impl Drop for Subscription {
     fn drop(&mut self) {
         self.events.reports.lock().unwrap_or_else(PoisonError::into_inner).sinks.remove(&self.token);
     }
-}
-
-/// The names in the text of a `tools` array.
-pub fn tool_names(tools: &str) -> Vec<String> {
-    let tools: Vec<Value> = serde_json::from_str(tools).unwrap_or_default();
-    tools.iter().filter_map(|tool| tool["name"].as_str().map(str::to_owned)).collect()
 }

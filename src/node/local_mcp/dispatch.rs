@@ -22,7 +22,7 @@ use crate::json;
 use crate::jsonrpc::{self, INVALID_REQUEST, METHOD_NOT_FOUND};
 use crate::mcp::LEGACY_VERSIONS;
 use crate::node::capabilities::{self, Args, Capability, Crashed, Registry, Request, Response};
-use crate::node::descriptions;
+use crate::node::wire;
 
 /// Something broke that is not the client's fault.
 pub const INTERNAL_ERROR: i64 = -32603;
@@ -153,17 +153,7 @@ impl Dispatcher {
 
     /// The `tools` array.
     pub(super) fn list(&self) -> String {
-        let mut out = b"[".to_vec();
-        for capability in self.registry.local() {
-            for command in capability.commands().into_iter().filter(|command| capability.is_available(command)) {
-                if out.len() > 1 {
-                    out.push(b',');
-                }
-                push_tool(&mut out, &*capability, command);
-            }
-        }
-        out.push(b']');
-        String::from_utf8(out).expect("only strings were pushed")
+        wire::tools(&self.registry.local(), |_| true)
     }
 
     /// The call that `params` ask for, or what is wrong with them.
@@ -201,7 +191,7 @@ impl Dispatcher {
     ) -> Called {
         match self.requested(params) {
             Ok(call) => self.run(id.map(str::to_owned), call, transport.clone()).await,
-            Err(error) => Called::Result(failure(&error)),
+            Err(error) => Called::Result(wire::failure(&error)),
         }
     }
 
@@ -232,7 +222,7 @@ async fn settle(invocation: &Invocation, call: Call, tasks: &TaskTracker) -> Cal
             EndedBy::Caller => "cancelled",
             EndedBy::Transport => "request timed out",
         };
-        Called::Result(failure(text))
+        Called::Result(wire::failure(text))
     };
     if token.is_cancelled() {
         return over(invocation.complete().err().unwrap_or(EndedBy::Transport));
@@ -258,47 +248,15 @@ fn ok(body: Vec<u8>) -> Answer {
     (StatusCode::OK, body)
 }
 
-fn push_tool(out: &mut Vec<u8>, capability: &dyn Capability, command: &str) {
-    out.extend_from_slice(b"{\"name\":");
-    json::push_string(out, command);
-    out.extend_from_slice(b",\"description\":");
-    match descriptions::describe(command).or_else(|| capability.description(command)) {
-        Some(description) => json::push_string(out, description),
-        None => json::push_string(out, &format!("{} capability: {command}", capability.category())),
-    }
-    out.extend_from_slice(b",\"inputSchema\":");
-    let schema = capability.input_schema(command).map(|schema| schema.to_string());
-    let anything = r#"{"type":"object","additionalProperties":true,"properties":{}}"#;
-    out.extend_from_slice(schema.as_deref().unwrap_or(anything).as_bytes());
-    out.push(b'}');
-}
-
 /// The result of a command as a CallToolResult: its payload as JSON in one text block, then its pictures.
 fn wrap(ended: Result<Response, Crashed>) -> Called {
     let (payload, images) = match ended {
         Ok(Response::Done { payload, images }) => (payload, images),
-        Ok(Response::Failed(error)) if error.is_empty() => return Called::Result(failure("tool execution failed")),
-        Ok(Response::Failed(error)) => return Called::Result(failure(&error)),
+        Ok(Response::Failed(error)) if error.is_empty() => {
+            return Called::Result(wire::failure("tool execution failed"));
+        }
+        Ok(Response::Failed(error)) => return Called::Result(wire::failure(&error)),
         Err(Crashed) => return Called::Crashed,
     };
-    let mut out = b"{\"content\":[{\"type\":\"text\",\"text\":".to_vec();
-    json::push_string(&mut out, &payload.to_string());
-    out.push(b'}');
-    for image in images {
-        out.extend_from_slice(b",{\"type\":\"image\",\"data\":");
-        json::push_string(&mut out, &image.base64);
-        out.extend_from_slice(b",\"mimeType\":");
-        json::push_string(&mut out, &image.mime_type);
-        out.push(b'}');
-    }
-    out.extend_from_slice(b"],\"isError\":false}");
-    Called::Result(String::from_utf8(out).expect("only strings were pushed"))
-}
-
-/// A CallToolResult that says that the tool failed.
-fn failure(text: &str) -> String {
-    let mut out = b"{\"content\":[{\"type\":\"text\",\"text\":".to_vec();
-    json::push_string(&mut out, text);
-    out.extend_from_slice(b"}],\"isError\":true}");
-    String::from_utf8(out).expect("only strings were pushed")
+    Called::Result(wire::result(&payload, &images))
 }
