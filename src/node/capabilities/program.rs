@@ -186,6 +186,15 @@ impl Group {
         command.wrap(process_wrap::tokio::KillOnDrop);
         command.spawn().map(|child| Group(child, false))
     }
+
+    /// Waits until it ends by itself, for `grace` at the most, and then ends it.
+    pub async fn end(mut self, grace: Duration) {
+        self.1 = tokio::time::timeout(grace, self.0.wait()).await.is_ok();
+        if !self.1 {
+            let _gone = self.0.start_kill();
+            let _reaped = tokio::time::timeout(PIPE_LINGER, self.0.wait()).await;
+        }
+    }
 }
 
 impl Drop for Group {
