@@ -34,6 +34,7 @@
 //! | [`stdio`] | the program for MCP clients that can only start a process |
 //! | [`node`], [`node::capabilities`] | what a desktop lends: the list of its capabilities |
 //! | [`node::capabilities::system`], [`node::capabilities::device`] | `system.*` and `device.*` |
+//! | [`node::capabilities::canvas`] | `canvas.*`: a browser of our own, and the A2UI surfaces that it draws |
 //! | [`node::local_mcp`] | the MCP server for clients on the same machine: gates, and one request each |
 //! | [`node::local_mcp::dispatch`], [`node::local_mcp::calls`] | its messages, and its calls in flight |
 //! | [`node::bridge_client`] | the app's end of a bridge, for any lender; when it comes back is [`node::backoff`]'s |

@@ -23,6 +23,7 @@ pub mod wire;
 use std::sync::Arc;
 
 use capabilities::app::App;
+use capabilities::canvas::{Canvas, Options as CanvasOptions};
 use capabilities::device::Device;
 use capabilities::system::System;
 use capabilities::{Exposure, Registry};
@@ -43,6 +44,9 @@ pub fn registry(setup: &Setup) -> Registry {
     let registry = Registry::new();
     registry.add(System, Exposure::Everywhere);
     registry.add(Device, Exposure::Everywhere);
+    if setup.settings.is_enabled("NodeCanvasEnabled") {
+        registry.add(Canvas::new(CanvasOptions::default()), Exposure::Everywhere);
+    }
     registry.add(App::new(Arc::clone(&setup.status), setup.settings.clone()), Exposure::LocalOnly);
     registry
 }

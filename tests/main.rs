@@ -11,6 +11,8 @@ mod apps;
 mod auth;
 /// Bridges: results, losses, takeovers, liveness.
 mod bridge;
+/// The node's canvas, with a real browser.
+mod canvas;
 /// The real MCP clients.
 mod clients;
 /// The official conformance suite.

@@ -17,6 +17,16 @@ pub const DESCRIPTIONS: &[(&str, &str)] = &[
     ("app.settings.get", "One switch of this node's settings, or all of them."),
     ("app.connection.status", "State of the bridge and of the local MCP server, with what is wrong."),
     ("app.connection.reconnect", "Connect the bridge again now; calls go on."),
+    ("canvas.present", "Show the user a web page or an HTML document in the canvas, a window on this node."),
+    ("canvas.hide", "Take the canvas away from the user's eyes; what is in it stays."),
+    ("canvas.navigate", "Show what is at an http or https address in the canvas."),
+    ("canvas.eval", "Evaluate JavaScript in the canvas's page, and tell the result."),
+    ("canvas.snapshot", "Take a picture of the canvas, as PNG or JPEG."),
+    ("canvas.a2ui.push", "Show user interfaces in the canvas: A2UI 0.8 messages, one JSON object on each line."),
+    ("canvas.a2ui.pushJSONL", "The same as canvas.a2ui.push."),
+    ("canvas.a2ui.reset", "Remove all A2UI surfaces from the canvas."),
+    ("canvas.a2ui.dump", "Tell the A2UI surfaces as they are, with what the user has entered and pressed."),
+    ("canvas.caps", "Tell what this node's canvas can do."),
 ];
 
 /// The description of a command that is known here.
