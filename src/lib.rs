@@ -35,6 +35,11 @@
 //! | [`node`], [`node::capabilities`] | what a desktop lends: the list of its capabilities |
 //! | [`node::capabilities::system`], [`node::capabilities::device`] | `system.*` and `device.*` |
 //! | [`node::capabilities::canvas`] | `canvas.*`: a browser of our own, and the A2UI surfaces that it draws |
+//! | [`node::approvals`], [`node::approvals::policy`] | which programs may be run; the owner's policy |
+//! | [`node::approvals::location`], [`node::approvals::store`] | where it is kept; reading and changing it |
+//! | [`node::approvals::disk`] | a file that nobody else can have put there |
+//! | [`node::approvals::executable`], [`node::approvals::matcher`] | which program is meant; whether it is listed |
+//! | [`node::approvals::evaluate`], [`node::approvals::update`] | what follows; what a client may change |
 //! | [`node::local_mcp`] | the MCP server for clients on the same machine: gates, and one request each |
 //! | [`node::local_mcp::dispatch`], [`node::local_mcp::calls`] | its messages, and its calls in flight |
 //! | [`node::bridge_client`] | the app's end of a bridge, for any lender; when it comes back is [`node::backoff`]'s |

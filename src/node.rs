@@ -4,6 +4,7 @@
 //! them, and every transport reads it anew at each call, so that what is added later is there at once.
 
 pub mod announce;
+pub mod approvals;
 pub mod backoff;
 pub mod bridge_client;
 pub mod capabilities;
