@@ -35,6 +35,7 @@
 //! | [`node`], [`node::capabilities`] | what a desktop lends: the list of its capabilities |
 //! | [`node::capabilities::system`], [`node::capabilities::device`] | `system.*` and `device.*` |
 //! | [`node::capabilities::canvas`] | `canvas.*`: a browser of our own, and the A2UI surfaces that it draws |
+//! | [`node::capabilities::exec`], [`node::capabilities::exec::request`] | running a program; what a call asks for |
 //! | [`node::approvals`], [`node::approvals::policy`] | which programs may be run; the owner's policy |
 //! | [`node::approvals::location`], [`node::approvals::store`] | where it is kept; reading and changing it |
 //! | [`node::approvals::disk`] | a file that nobody else can have put there |

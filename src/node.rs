@@ -21,33 +21,55 @@ pub mod token;
 pub mod upstream;
 pub mod wire;
 
+use std::path::Path;
 use std::sync::Arc;
 
+use approvals::location::Location;
 use capabilities::app::App;
-use capabilities::canvas::{Canvas, Options as CanvasOptions};
+use capabilities::canvas::{self, Canvas};
 use capabilities::device::Device;
+use capabilities::exec::{self, Exec};
 use capabilities::system::System;
 use capabilities::{Exposure, Registry};
 use settings::Settings;
 use status::Status;
 
 /// What capabilities are made with.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Setup {
     /// What is switched on.
     pub settings: Settings,
     /// How the transports are.
     pub status: Arc<Status>,
+    /// Where it is kept which programs may be run.
+    pub approvals: Location,
+    /// The canvas.
+    pub canvas: canvas::Options,
 }
 
-/// The capabilities of a node.
-pub fn registry(setup: &Setup) -> Registry {
-    let registry = Registry::new();
-    registry.add(System, Exposure::Everywhere);
-    registry.add(Device, Exposure::Everywhere);
-    if setup.settings.is_enabled("NodeCanvasEnabled") {
-        registry.add(Canvas::new(CanvasOptions::default()), Exposure::Everywhere);
+impl Setup {
+    /// The defaults, for a node whose files are in this folder.
+    pub fn in_folder(folder: &Path) -> Self {
+        Setup {
+            settings: Settings::default(),
+            status: Arc::default(),
+            approvals: Location::in_folder(folder),
+            canvas: canvas::Options::default(),
+        }
     }
-    registry.add(App::new(Arc::clone(&setup.status), setup.settings.clone()), Exposure::LocalOnly);
+}
+
+/// The capabilities of a node, in the order in which they are listed.
+pub fn registry(setup: Setup) -> Registry {
+    let registry = Registry::new();
+    let is_on = |name| setup.settings.is_enabled(name);
+    registry.add(System, Exposure::Everywhere);
+    let options = exec::Options { is_run_enabled: is_on("NodeSystemRunEnabled") };
+    registry.add(Exec::new(setup.approvals, options), Exposure::Everywhere);
+    if is_on("NodeCanvasEnabled") {
+        registry.add(Canvas::new(setup.canvas), Exposure::Everywhere);
+    }
+    registry.add(Device, Exposure::Everywhere);
+    registry.add(App::new(setup.status, setup.settings), Exposure::LocalOnly);
     registry
 }

@@ -5,6 +5,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use openclaw_mcp_proxy::auth::Token;
+use openclaw_mcp_proxy::node::Setup;
 use openclaw_mcp_proxy::node::capabilities::Exposure;
 use openclaw_mcp_proxy::node::local_mcp::Config;
 use openclaw_mcp_proxy::node::token;
@@ -153,7 +154,7 @@ async fn it_calls_a_real_server_and_prints_the_result() {
 #[tokio::test]
 async fn the_nodes_own_commands_answer() {
     let local = Local::start().await;
-    let standard = openclaw_mcp_proxy::node::registry(&Default::default());
+    let standard = openclaw_mcp_proxy::node::registry(Setup::in_folder(&folder("commands")));
     local.registry.replace(standard.local().into_iter().map(|capability| (capability, Exposure::Everywhere)).collect());
     let port = local.port.to_string();
     let run = async |args: &[&str]| {

@@ -7,6 +7,7 @@
 pub mod app;
 pub mod canvas;
 pub mod device;
+pub mod exec;
 pub mod program;
 pub mod system;
 

@@ -12,6 +12,7 @@ use clap::{Args, ValueEnum};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
+use super::approvals::location::Location;
 use super::bridge_client::{BridgeClient, BridgeError, Options, Session, State};
 use super::lend::host_name;
 use super::lender::RegistryLender;
@@ -143,8 +144,13 @@ pub async fn serve(args: ServeArgs, out: &mut impl Write, stop: CancellationToke
     let local_is_on = on(args.local_mcp, settings::LOCAL_MCP, true)?;
     let bridge_is_on = on(args.bridge, settings::BRIDGE, args.proxy_url.is_some())?;
     let status = Arc::new(Status::default());
-    let setup = Setup { settings, status: Arc::clone(&status) };
-    let registry = Arc::new(registry(&setup));
+    let setup = Setup {
+        settings,
+        status: Arc::clone(&status),
+        approvals: Location::new(&folder, |name| std::env::var(name).ok()),
+        ..Setup::in_folder(&folder)
+    };
+    let registry = Arc::new(registry(setup));
 
     let mut local = None;
     if local_is_on {
