@@ -37,6 +37,7 @@
 //! | [`node::capabilities::canvas`] | `canvas.*`: a browser of our own, and the A2UI surfaces that it draws |
 //! | [`node::capabilities::exec`], [`node::capabilities::exec::request`] | running a program; what a call asks for |
 //! | [`node::approvals`], [`node::approvals::policy`] | which programs may be run; the owner's policy |
+//! | [`node::approvals::cli`] | the owner's commands for it |
 //! | [`node::approvals::location`], [`node::approvals::store`] | where it is kept; reading and changing it |
 //! | [`node::approvals::disk`] | a file that nobody else can have put there |
 //! | [`node::approvals::executable`], [`node::approvals::matcher`] | which program is meant; whether it is listed |

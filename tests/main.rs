@@ -19,6 +19,8 @@ mod clients;
 mod conformance;
 /// What the README promises.
 mod docs;
+/// Running programs, and who may say so.
+mod exec;
 /// When sessions end by themselves.
 mod expiry;
 /// Every bound on both sides.

@@ -4,6 +4,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use openclaw_mcp_proxy::node::approvals::cli::ApprovalsArgs;
 use openclaw_mcp_proxy::node::lend::{self, LendArgs};
 use openclaw_mcp_proxy::node::serve::{self, ServeArgs, folder};
 use openclaw_mcp_proxy::node::settings::{self, Settings};
@@ -28,6 +29,8 @@ enum Command {
     Serve(ServeArgs),
     /// Lend the tools of an MCP server that already exists: one with a URL, or a program that speaks on stdio.
     Lend(LendArgs),
+    /// Say which programs may be run on this computer.
+    Approvals(ApprovalsArgs),
     /// The token that local MCP clients must send.
     Token {
         #[command(subcommand)]
@@ -84,6 +87,7 @@ async fn main() -> ExitCode {
                 async |stop| lend::lend(args.into(), out, stop).await.map_err(|e| (e.is_config(), e.to_string()));
             until_stopped(lend).await
         }
+        Command::Approvals(args) => return approvals(args),
         Command::Token { command } => token(&command, out).map_err(|error| (false, format!("{error:#}"))),
         Command::Settings { command } => settings(command, out).map_err(|error| (true, format!("{error:#}"))),
     };
@@ -99,6 +103,15 @@ type Ended = Result<(), (bool, String)>;
 async fn until_stopped(work: impl AsyncFnOnce(CancellationToken) -> Ended) -> Ended {
     let stop = process::shutdown_token().map_err(|error| (false, error.to_string()))?;
     work(stop).await
+}
+
+/// It ends with 1 if the answer is no.
+fn approvals(args: ApprovalsArgs) -> ExitCode {
+    match args.run(|name| std::env::var(name).ok(), &mut std::io::stdout()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => fail(1, &error.to_string()),
+    }
 }
 
 fn token(command: &TokenCommand, out: &mut impl Write) -> anyhow::Result<()> {

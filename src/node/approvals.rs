@@ -4,8 +4,9 @@
 //! [`disk`] trusts it, and written without losing what another process has written. [`executable`] says which program a
 //! command line means, [`matcher`] whether it is listed, [`evaluate`] what becomes of it. Nobody sits in front of a
 //! node, so there is no prompt: where one would be due, the policy's fallback decides. What a client may change of the
-//! policy from afar is in [`update`]: it can only be made stricter.
+//! policy from afar is in [`update`]: it can only be made stricter. The owner changes it with [`cli`].
 
+pub mod cli;
 pub mod disk;
 pub mod evaluate;
 pub mod executable;
