@@ -29,6 +29,7 @@ use capabilities::app::App;
 use capabilities::canvas::{self, Canvas};
 use capabilities::device::Device;
 use capabilities::exec::{self, Exec};
+use capabilities::screen::{self, Screen};
 use capabilities::system::System;
 use capabilities::{Exposure, Registry};
 use settings::Settings;
@@ -43,6 +44,8 @@ pub struct Setup {
     pub status: Arc<Status>,
     /// Where it is kept which programs may be run.
     pub approvals: Location,
+    /// The screen.
+    pub screen: screen::Options,
     /// The canvas.
     pub canvas: canvas::Options,
 }
@@ -54,6 +57,7 @@ impl Setup {
             settings: Settings::default(),
             status: Arc::default(),
             approvals: Location::in_folder(folder),
+            screen: screen::Options::default(),
             canvas: canvas::Options::default(),
         }
     }
@@ -66,6 +70,9 @@ pub fn registry(setup: Setup) -> Registry {
     registry.add(System, Exposure::Everywhere);
     let options = exec::Options { is_run_enabled: is_on("NodeSystemRunEnabled") };
     registry.add(Exec::new(setup.approvals, options), Exposure::Everywhere);
+    if is_on("NodeScreenEnabled") {
+        registry.add(Screen::new(setup.screen), Exposure::Everywhere);
+    }
     if is_on("NodeCanvasEnabled") {
         registry.add(Canvas::new(setup.canvas), Exposure::Everywhere);
     }

@@ -39,6 +39,9 @@ mod node;
 mod program;
 /// Calls that outlive the socket that carried them.
 mod resume;
+/// The node's screen.
+#[cfg(target_os = "linux")]
+mod screen;
 /// The node, which serves this computer's capabilities.
 mod serve;
 /// What apps do over HTTP.

@@ -8,7 +8,9 @@ pub mod app;
 pub mod canvas;
 pub mod device;
 pub mod exec;
+pub mod media;
 pub mod program;
+pub mod screen;
 pub mod system;
 
 use std::sync::{Arc, RwLock};

@@ -41,6 +41,8 @@ pub const DESCRIPTIONS: &[(&str, &str)] = &[
     ("canvas.a2ui.reset", "Remove all A2UI surfaces from the canvas."),
     ("canvas.a2ui.dump", "Tell the A2UI surfaces as they are, with what the user has entered and pressed."),
     ("canvas.caps", "Tell what this node's canvas can do."),
+    ("screen.snapshot", "Take a still picture of one display of this node, as PNG or JPEG."),
+    ("screen.record", "Record one display of this node for a given time, as an MP4 video."),
 ];
 
 /// The description of a command that is known here.
