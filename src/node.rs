@@ -26,6 +26,7 @@ use std::sync::Arc;
 
 use approvals::location::Location;
 use capabilities::app::App;
+use capabilities::camera::{self, Camera};
 use capabilities::canvas::{self, Canvas};
 use capabilities::device::Device;
 use capabilities::exec::{self, Exec};
@@ -46,6 +47,8 @@ pub struct Setup {
     pub approvals: Location,
     /// The screen.
     pub screen: screen::Options,
+    /// The cameras.
+    pub camera: camera::Options,
     /// The canvas.
     pub canvas: canvas::Options,
 }
@@ -58,6 +61,7 @@ impl Setup {
             status: Arc::default(),
             approvals: Location::in_folder(folder),
             screen: screen::Options::default(),
+            camera: camera::Options::default(),
             canvas: canvas::Options::default(),
         }
     }
@@ -72,6 +76,9 @@ pub fn registry(setup: Setup) -> Registry {
     registry.add(Exec::new(setup.approvals, options), Exposure::Everywhere);
     if is_on("NodeScreenEnabled") {
         registry.add(Screen::new(setup.screen), Exposure::Everywhere);
+    }
+    if is_on("NodeCameraEnabled") {
+        registry.add(Camera::new(setup.camera), Exposure::Everywhere);
     }
     if is_on("NodeCanvasEnabled") {
         registry.add(Canvas::new(setup.canvas), Exposure::Everywhere);

@@ -11,6 +11,9 @@ mod apps;
 mod auth;
 /// Bridges: results, losses, takeovers, liveness.
 mod bridge;
+/// The node's cameras.
+#[cfg(target_os = "linux")]
+mod camera;
 /// The node's canvas, with a real browser.
 mod canvas;
 /// The real MCP clients.

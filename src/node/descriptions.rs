@@ -43,6 +43,9 @@ pub const DESCRIPTIONS: &[(&str, &str)] = &[
     ("canvas.caps", "Tell what this node's canvas can do."),
     ("screen.snapshot", "Take a still picture of one display of this node, as PNG or JPEG."),
     ("screen.record", "Record one display of this node for a given time, as an MP4 video."),
+    ("camera.list", "List this node's cameras; the first one is the default."),
+    ("camera.snap", "Take one photo with a camera of this node."),
+    ("camera.clip", "Record a short MP4 video with a camera of this node, with sound if it has a microphone."),
 ];
 
 /// The description of a command that is known here.
