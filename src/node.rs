@@ -71,7 +71,7 @@ impl Setup {
 pub fn registry(setup: Setup) -> Registry {
     let registry = Registry::new();
     let is_on = |name| setup.settings.is_enabled(name);
-    registry.add(System, Exposure::Everywhere);
+    registry.add(System::default(), Exposure::Everywhere);
     let options = exec::Options { is_run_enabled: is_on("NodeSystemRunEnabled") };
     registry.add(Exec::new(setup.approvals, options), Exposure::Everywhere);
     if is_on("NodeScreenEnabled") {

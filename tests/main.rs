@@ -20,6 +20,9 @@ mod canvas;
 mod clients;
 /// The official conformance suite.
 mod conformance;
+/// Notifications and the position, of a desktop.
+#[cfg(all(unix, not(target_os = "macos")))]
+mod desktop;
 /// What the README promises.
 mod docs;
 /// Running programs, and who may say so.

@@ -7,6 +7,8 @@
 pub mod app;
 pub mod camera;
 pub mod canvas;
+#[cfg(all(unix, not(target_os = "macos")))]
+mod dbus;
 pub mod device;
 pub mod exec;
 pub mod media;

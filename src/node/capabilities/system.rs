@@ -1,13 +1,13 @@
 //! `system.*`: notifications, and finding programs.
 
-use std::process::Stdio;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use serde_json::{Map, Value, json};
-use tokio::process::Command;
 use tokio_util::sync::CancellationToken;
 
+#[cfg(all(unix, not(target_os = "macos")))]
+use super::dbus;
 use super::program::find;
 use super::{Args, Capability, Request, Response};
 
@@ -15,12 +15,15 @@ use super::{Args, Capability, Request, Response};
 const COMMANDS: [&str; 2] = ["system.notify", "system.which"];
 /// The title of a notification that has none.
 const DEFAULT_TITLE: &str = "OpenClaw";
-/// How long the program that shows a notification may take.
+/// How long the desktop may take to show a notification.
 const NOTIFY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The capability.
 #[derive(Debug, Default)]
-pub struct System;
+pub struct System {
+    /// The address of the D-Bus session bus, if it is not the user's own.
+    pub session_bus: Option<String>,
+}
 
 impl Capability for System {
     fn category(&self) -> &str {
@@ -58,7 +61,7 @@ impl Capability for System {
     fn execute(&self, request: Request, cancel: CancellationToken) -> BoxFuture<'_, Response> {
         Box::pin(async move {
             match &*request.command {
-                "system.notify" => notify(&request.args, &cancel).await,
+                "system.notify" => notify(self.session_bus.as_deref(), &request.args, &cancel).await,
                 "system.which" => which(&request.args),
                 other => Response::unknown_command(other),
             }
@@ -67,74 +70,54 @@ impl Capability for System {
 }
 
 /// Shows a notification if the desktop has a way to. That it was asked to is all that is promised.
-async fn notify(args: &Args, cancel: &CancellationToken) -> Response {
+async fn notify(bus: Option<&str>, args: &Args, cancel: &CancellationToken) -> Response {
     let title = args.string("title").unwrap_or(DEFAULT_TITLE);
     let parts = [args.string("subtitle"), args.string("body")];
     let body = parts.into_iter().flatten().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("\n");
     let sound = args.bool("sound").unwrap_or(true);
-    match notifier(title, &body, sound) {
-        Some(mut command) => {
-            command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
-            let shown = tokio::time::timeout(NOTIFY_TIMEOUT, command.status());
-            let shown = cancel.run_until_cancelled(shown).await;
-            tracing::debug!(?shown, "notification");
-        }
-        None => tracing::debug!("this desktop has no way to show notifications"),
+    let shown = tokio::time::timeout(NOTIFY_TIMEOUT, show(bus, title, &body, sound));
+    match cancel.run_until_cancelled(shown).await {
+        Some(Ok(Ok(()))) => {}
+        Some(Ok(Err(error))) => tracing::debug!(error, "the notification cannot be shown"),
+        Some(Err(_)) => tracing::debug!("the desktop does not answer; the notification may not be shown"),
+        None => tracing::debug!("the notification was cancelled"),
     }
     Response::done(json!({ "sent": true }))
 }
 
-/// The program that shows a notification. What is to be shown is passed as arguments, never as a script.
 #[cfg(all(unix, not(target_os = "macos")))]
-fn notifier(title: &str, body: &str, sound: bool) -> Option<Command> {
-    if let Some(notify_send) = find("notify-send") {
-        let mut command = Command::new(notify_send);
-        command.args([
-            "--app-name=OpenClaw",
-            if sound { "--hint=string:sound-name:message" } else { "--hint=boolean:suppress-sound:true" },
-        ]);
-        command.args(["--", title, body]);
-        return Some(command);
-    }
-    let mut command = Command::new(find("gdbus")?);
-    command.args(["call", "--session", "--timeout=5", "--dest=org.freedesktop.Notifications"]);
-    command.args([
-        "--object-path=/org/freedesktop/Notifications",
-        "--method=org.freedesktop.Notifications.Notify",
-        "--",
-    ]);
-    let hints = format!("{{'suppress-sound': <{}>}}", !sound);
-    command.args(["OpenClaw", "0", "", &variant(title), &variant(body), "[]", &hints, "-1"]);
-    Some(command)
+async fn show(bus: Option<&str>, title: &str, body: &str, sound: bool) -> Result<(), String> {
+    const SERVICE: &str = "org.freedesktop.Notifications";
+    const PATH: &str = "/org/freedesktop/Notifications";
+    // D-Bus knows no NUL.
+    let [title, body] = [title, body].map(|text| text.replace('\0', ""));
+    let (hint, value) = match sound {
+        true => ("sound-name", zbus::Variant::from("message-new-instant")),
+        false => ("suppress-sound", zbus::Variant::from(true)),
+    };
+    let hints = std::collections::HashMap::from([(hint, value)]);
+    let no_actions: [&str; 0] = [];
+    let notification = ("OpenClaw", 0_u32, "", title, body, &no_actions[..], hints, -1_i32);
+    let told = async {
+        let desktop = dbus::session(bus).await?;
+        desktop.call_method(Some(SERVICE), PATH, Some(SERVICE), "Notify", &notification).await
+    };
+    told.await.map(drop).map_err(|error: zbus::Error| error.to_string())
 }
 
-/// A string as GVariant text.
-#[cfg(all(unix, not(target_os = "macos")))]
-fn variant(text: &str) -> String {
-    let escaped: String = text
-        .chars()
-        .filter(|c| *c != '\0')
-        .flat_map(|c| match c {
-            '\\' | '\'' => vec!['\\', c],
-            '\n' => vec!['\\', 'n'],
-            _ => vec![c],
-        })
-        .collect();
-    format!("'{escaped}'")
-}
-
+/// What is to be shown is passed as arguments, never as a script.
 #[cfg(target_os = "macos")]
-fn notifier(title: &str, body: &str, sound: bool) -> Option<Command> {
+async fn show(_: Option<&str>, title: &str, body: &str, sound: bool) -> Result<(), String> {
     let show = "display notification (item 2 of argv) with title (item 1 of argv)";
     let sound = if sound { " sound name \"default\"" } else { "" };
-    let mut command = Command::new(find("osascript")?);
-    command.args(["-e", &format!("on run argv\n{show}{sound}\nend run"), "--", title, body]);
-    Some(command)
+    let mut command = tokio::process::Command::new("/usr/bin/osascript");
+    command.args(["-e", &format!("on run argv\n{show}{sound}\nend run"), "--", title, body]).kill_on_drop(true);
+    command.output().await.map(drop).map_err(|error| error.to_string())
 }
 
 #[cfg(windows)]
-fn notifier(_: &str, _: &str, _: bool) -> Option<Command> {
-    None
+async fn show(_: Option<&str>, _: &str, _: &str, _: bool) -> Result<(), String> {
+    Err("no way to show notifications on Windows is known".to_owned())
 }
 
 /// Says where programs are that are looked for by their bare names.
@@ -153,7 +136,7 @@ mod tests {
 
     async fn run(command: &str, args: Value) -> Response {
         let request = Request { command: command.to_owned(), args: Args::new(args), session_key: None };
-        System.execute(request, CancellationToken::new()).await
+        System::default().execute(request, CancellationToken::new()).await
     }
 
     #[tokio::test]
@@ -176,19 +159,13 @@ mod tests {
         assert!(bins["sh"].as_str().unwrap().ends_with("/sh"));
     }
 
-    #[cfg(all(unix, not(target_os = "macos")))]
-    #[test]
-    fn what_is_shown_cannot_become_a_command() {
-        assert_eq!(variant("it's\n\\ \"x\" <1>"), r#"'it\'s\n\\ "x" <1>'"#);
-    }
-
     #[tokio::test]
     async fn a_notification_is_always_sent() {
-        let sent = Response::done(json!({ "sent": true }));
-        assert_eq!(run("system.notify", Value::Null).await, sent);
-        assert_eq!(
-            run("system.notify", json!({ "title": "--help", "body": "b", "subtitle": "s", "sound": false })).await,
-            sent
-        );
+        let system = System { session_bus: Some("unix:path=/no/such/bus".to_owned()) };
+        for args in [Value::Null, json!({ "title": "--help", "body": "b", "subtitle": "s", "sound": false })] {
+            let request = Request { command: "system.notify".to_owned(), args: Args::new(args), session_key: None };
+            let sent = system.execute(request, CancellationToken::new()).await;
+            assert_eq!(sent, Response::done(json!({ "sent": true })));
+        }
     }
 }
