@@ -24,12 +24,13 @@ pub mod wire;
 use std::path::Path;
 use std::sync::Arc;
 
-use approvals::location::Location;
+use approvals::location::Location as PolicyLocation;
 use capabilities::app::App;
 use capabilities::camera::{self, Camera};
 use capabilities::canvas::{self, Canvas};
 use capabilities::device::Device;
 use capabilities::exec::{self, Exec};
+use capabilities::location::{self, Location};
 use capabilities::screen::{self, Screen};
 use capabilities::system::System;
 use capabilities::{Exposure, Registry};
@@ -44,11 +45,13 @@ pub struct Setup {
     /// How the transports are.
     pub status: Arc<Status>,
     /// Where it is kept which programs may be run.
-    pub approvals: Location,
+    pub approvals: PolicyLocation,
     /// The screen.
     pub screen: screen::Options,
     /// The cameras.
     pub camera: camera::Options,
+    /// The position.
+    pub location: location::Options,
     /// The canvas.
     pub canvas: canvas::Options,
 }
@@ -59,9 +62,10 @@ impl Setup {
         Setup {
             settings: Settings::default(),
             status: Arc::default(),
-            approvals: Location::in_folder(folder),
+            approvals: PolicyLocation::in_folder(folder),
             screen: screen::Options::default(),
             camera: camera::Options::default(),
+            location: location::Options::default(),
             canvas: canvas::Options::default(),
         }
     }
@@ -82,6 +86,9 @@ pub fn registry(setup: Setup) -> Registry {
     }
     if is_on("NodeCanvasEnabled") {
         registry.add(Canvas::new(setup.canvas), Exposure::Everywhere);
+    }
+    if is_on("NodeLocationEnabled") {
+        registry.add(Location::new(setup.location), Exposure::Everywhere);
     }
     registry.add(Device, Exposure::Everywhere);
     registry.add(App::new(setup.status, setup.settings), Exposure::LocalOnly);

@@ -11,7 +11,10 @@ pub mod canvas;
 mod dbus;
 pub mod device;
 pub mod exec;
+pub mod location;
 pub mod media;
+#[cfg(windows)]
+mod powershell;
 pub mod program;
 pub mod screen;
 pub mod system;

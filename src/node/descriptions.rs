@@ -46,6 +46,7 @@ pub const DESCRIPTIONS: &[(&str, &str)] = &[
     ("camera.list", "List this node's cameras; the first one is the default."),
     ("camera.snap", "Take one photo with a camera of this node."),
     ("camera.clip", "Record a short MP4 video with a camera of this node, with sound if it has a microphone."),
+    ("location.get", "Where this device is: latitude, longitude, accuracy in metres, and when it was there."),
 ];
 
 /// The description of a command that is known here.

@@ -16,6 +16,14 @@ pub(super) async fn session(address: Option<&str>) -> zbus::Result<Connection> {
     connect(address.map_or_else(Builder::session, Builder::address)).await
 }
 
+/// A new connection to the bus of the machine, or to the one at `address`. It ends when it is dropped.
+///
+/// # Errors
+/// If there is no such bus.
+pub(super) async fn system(address: Option<&str>) -> zbus::Result<Connection> {
+    connect(address.map_or_else(Builder::system, Builder::address)).await
+}
+
 async fn connect(bus: Builder<'_>) -> zbus::Result<Connection> {
     bus.method_timeout(METHOD_TIMEOUT).build().await
 }
