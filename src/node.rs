@@ -26,6 +26,7 @@ use std::sync::Arc;
 
 use approvals::location::Location as PolicyLocation;
 use capabilities::app::App;
+use capabilities::browser::{self, BrowserProxy};
 use capabilities::camera::{self, Camera};
 use capabilities::canvas::{self, Canvas};
 use capabilities::device::Device;
@@ -52,6 +53,8 @@ pub struct Setup {
     pub camera: camera::Options,
     /// The position.
     pub location: location::Options,
+    /// The browser-control host, if there is one.
+    pub browser: Option<browser::Host>,
     /// The canvas.
     pub canvas: canvas::Options,
 }
@@ -66,6 +69,7 @@ impl Setup {
             screen: screen::Options::default(),
             camera: camera::Options::default(),
             location: location::Options::default(),
+            browser: None,
             canvas: canvas::Options::default(),
         }
     }
@@ -89,6 +93,9 @@ pub fn registry(setup: Setup) -> Registry {
     }
     if is_on("NodeLocationEnabled") {
         registry.add(Location::new(setup.location), Exposure::Everywhere);
+    }
+    if is_on("NodeBrowserProxyEnabled") {
+        registry.add(BrowserProxy::new(setup.browser), Exposure::Everywhere);
     }
     registry.add(Device, Exposure::Everywhere);
     registry.add(App::new(setup.status, setup.settings), Exposure::LocalOnly);

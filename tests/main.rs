@@ -11,6 +11,8 @@ mod apps;
 mod auth;
 /// Bridges: results, losses, takeovers, liveness.
 mod bridge;
+/// Requests to a browser-control host.
+mod browser;
 /// The node's cameras.
 #[cfg(target_os = "linux")]
 mod camera;

@@ -5,6 +5,7 @@
 //! counts as absent, so that a caller written for another version of a command still gets an answer.
 
 pub mod app;
+pub mod browser;
 pub mod camera;
 pub mod canvas;
 #[cfg(all(unix, not(target_os = "macos")))]

@@ -47,6 +47,7 @@ pub const DESCRIPTIONS: &[(&str, &str)] = &[
     ("camera.snap", "Take one photo with a camera of this node."),
     ("camera.clip", "Record a short MP4 video with a camera of this node, with sound if it has a microphone."),
     ("location.get", "Where this device is: latitude, longitude, accuracy in metres, and when it was there."),
+    ("browser.proxy", "Send one HTTP request to the browser-control host on this machine and return its JSON."),
 ];
 
 /// The description of a command that is known here.
