@@ -34,6 +34,7 @@ use capabilities::exec::{self, Exec};
 use capabilities::location::{self, Location};
 use capabilities::screen::{self, Screen};
 use capabilities::system::System;
+use capabilities::tts::{self, Tts};
 use capabilities::{Exposure, Registry};
 use settings::Settings;
 use status::Status;
@@ -55,6 +56,8 @@ pub struct Setup {
     pub location: location::Options,
     /// The browser-control host, if there is one.
     pub browser: Option<browser::Host>,
+    /// The voice.
+    pub tts: tts::Options,
     /// The canvas.
     pub canvas: canvas::Options,
 }
@@ -70,6 +73,7 @@ impl Setup {
             camera: camera::Options::default(),
             location: location::Options::default(),
             browser: None,
+            tts: tts::Options::default(),
             canvas: canvas::Options::default(),
         }
     }
@@ -96,6 +100,9 @@ pub fn registry(setup: Setup) -> Registry {
     }
     if is_on("NodeBrowserProxyEnabled") {
         registry.add(BrowserProxy::new(setup.browser), Exposure::Everywhere);
+    }
+    if is_on("NodeTtsEnabled") {
+        registry.add(Tts::new(setup.tts), Exposure::Everywhere);
     }
     registry.add(Device, Exposure::Everywhere);
     registry.add(App::new(setup.status, setup.settings), Exposure::LocalOnly);

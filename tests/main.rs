@@ -58,5 +58,8 @@ mod sessions;
 mod shutdown;
 /// The stdio program.
 mod stdio;
+/// Speaking and listening.
+#[cfg(target_os = "linux")]
+mod voice;
 /// The command line for the local MCP server.
 mod winnode;

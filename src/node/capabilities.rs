@@ -17,8 +17,11 @@ pub mod media;
 #[cfg(windows)]
 mod powershell;
 pub mod program;
+mod scratch;
 pub mod screen;
 pub mod system;
+pub mod tts;
+mod wav;
 
 use std::sync::{Arc, RwLock};
 use std::time::Duration;

@@ -48,6 +48,8 @@ pub const DESCRIPTIONS: &[(&str, &str)] = &[
     ("camera.clip", "Record a short MP4 video with a camera of this node, with sound if it has a microphone."),
     ("location.get", "Where this device is: latitude, longitude, accuracy in metres, and when it was there."),
     ("browser.proxy", "Send one HTTP request to the browser-control host on this machine and return its JSON."),
+    ("tts.speak", "Speak a text aloud on this node; the answer comes when it has been spoken."),
+    ("tts.status", "Which speech providers of this node are ready, and which one speaks by default."),
 ];
 
 /// The description of a command that is known here.
