@@ -33,6 +33,7 @@ use capabilities::device::Device;
 use capabilities::exec::{self, Exec};
 use capabilities::location::{self, Location};
 use capabilities::screen::{self, Screen};
+use capabilities::stt::{self, Stt};
 use capabilities::system::System;
 use capabilities::tts::{self, Tts};
 use capabilities::{Exposure, Registry};
@@ -58,6 +59,8 @@ pub struct Setup {
     pub browser: Option<browser::Host>,
     /// The voice.
     pub tts: tts::Options,
+    /// The ear.
+    pub stt: stt::Options,
     /// The canvas.
     pub canvas: canvas::Options,
 }
@@ -74,6 +77,7 @@ impl Setup {
             location: location::Options::default(),
             browser: None,
             tts: tts::Options::default(),
+            stt: stt::Options::default(),
             canvas: canvas::Options::default(),
         }
     }
@@ -103,6 +107,9 @@ pub fn registry(setup: Setup) -> Registry {
     }
     if is_on("NodeTtsEnabled") {
         registry.add(Tts::new(setup.tts), Exposure::Everywhere);
+    }
+    if is_on("NodeSttEnabled") {
+        registry.add(Stt::new(setup.stt), Exposure::Everywhere);
     }
     registry.add(Device, Exposure::Everywhere);
     registry.add(App::new(setup.status, setup.settings), Exposure::LocalOnly);

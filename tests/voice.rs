@@ -4,12 +4,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use openclaw_mcp_proxy::node::capabilities::stt::{self, Stt};
 use openclaw_mcp_proxy::node::capabilities::tts::{self, Tts};
 use openclaw_mcp_proxy::node::capabilities::{Args, Capability, Request, Response};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{soon, timed, until};
+use crate::support::{PATIENCE, soon, timed, until};
 
 /// A sound server of one test, whose loudspeaker is also its microphone.
 struct Sound {
@@ -52,6 +53,21 @@ impl Sound {
         String::from_utf8_lossy(&listed.stdout).lines().count()
     }
 
+    /// Whether somebody records.
+    fn is_recorded(&self) -> bool {
+        let listed = self.client("pactl").args(["list", "short", "source-outputs"]).output().unwrap();
+        !listed.stdout.is_empty()
+    }
+
+    fn stt(&self) -> Stt {
+        let stt = Stt::new(stt::Options { pulse_server: Some(self.server.clone()), ..stt::Options::default() });
+        assert!(
+            stt.is_available("stt.listen"),
+            "nothing recognizes speech; install the packages pocketsphinx and pocketsphinx-en-us"
+        );
+        stt
+    }
+
     fn tts(&self) -> Tts {
         Tts::new(tts::Options { pulse_server: Some(self.server.clone()), ..tts::Options::default() })
     }
@@ -76,8 +92,10 @@ fn request(command: &str, args: Value) -> Request {
     Request { command: command.to_owned(), args: Args::new(args), session_key: None }
 }
 
+/// Calls a command. Recording takes its time, and recognizers take theirs on a busy machine.
 async fn call(capability: &impl Capability, command: &str, args: Value) -> Response {
-    soon(capability.execute(request(command, args), CancellationToken::new())).await
+    let response = capability.execute(request(command, args), CancellationToken::new());
+    tokio::time::timeout(3 * PATIENCE, response).await.expect("it did not happen in time")
 }
 
 async fn payload(capability: &impl Capability, command: &str, args: Value) -> Value {
@@ -206,4 +224,109 @@ async fn one_speech_is_heard_at_a_time_until_it_is_interrupted_or_cancelled() {
     assert_eq!(cancelled, canceled);
     let (_, took) = timed(until(async || sound.players() == 0)).await;
     assert!(took < Duration::from_secs(2), "{took:?}");
+}
+
+/// A word and a voice that PocketSphinx understands.
+const CITY: &str = "washington washington";
+
+async fn say_city(sound: &Sound) {
+    let args = json!({ "text": CITY, "provider": "espeak", "voiceId": "en-us+f3" });
+    assert_eq!(payload(&sound.tts(), "tts.speak", args).await["spoken"], true);
+}
+
+#[tokio::test]
+async fn what_is_said_is_understood_when_it_has_ended() {
+    let sound = Sound::start("listen").await;
+    let stt = sound.stt();
+    let (mut heard, ()) = tokio::join!(payload(&stt, "stt.listen", json!({ "timeoutMs": 60_000 })), async {
+        until(async || sound.is_recorded()).await;
+        say_city(&sound).await;
+    });
+    assert!(heard["text"].as_str().unwrap().contains("washington"), "{heard}");
+    let duration = heard["durationMs"].as_u64().unwrap();
+    assert!((1500..20_000).contains(&duration), "{heard}");
+    let segment = heard["segments"].take()[0].take();
+    assert_eq!(segment["text"], heard["text"]);
+    let (start, end) = (segment["startMs"].as_u64().unwrap(), segment["endMs"].as_u64().unwrap());
+    assert!(start + 500 < end && end <= duration, "{segment}");
+    assert_eq!((&heard["language"], &heard["engineEffective"]), (&json!("en-US"), &json!("pocketsphinx")));
+}
+
+#[tokio::test]
+async fn a_recording_of_a_fixed_time_is_transcribed() {
+    let sound = Sound::start("transcribe").await;
+    let stt = sound.stt();
+    let args = json!({ "maxDurationMs": 5000, "language": "en" });
+    let (heard, ()) = tokio::join!(payload(&stt, "stt.transcribe", args), async {
+        until(async || sound.is_recorded()).await;
+        say_city(&sound).await;
+    });
+    assert!(heard["text"].as_str().unwrap().contains("washington"), "{heard}");
+    assert_eq!((&heard["transcribed"], &heard["durationMs"]), (&json!(true), &json!(5000)));
+    assert_eq!((&heard["language"], &heard["engineEffective"]), (&json!("en"), &json!("pocketsphinx")));
+    let silence = payload(&stt, "stt.transcribe", json!({ "maxDurationMs": 300 })).await;
+    let expected = json!({ "transcribed": false, "text": "", "durationMs": 300, "language": "auto",
+        "engineEffective": "pocketsphinx" });
+    assert_eq!(silence, expected);
+    let silence = payload(&stt, "stt.listen", json!({ "timeoutMs": 1 })).await;
+    let expected = json!({ "text": "", "language": "auto", "durationMs": 1000, "segments": [],
+        "engineEffective": "pocketsphinx" });
+    assert_eq!(silence, expected);
+}
+
+#[tokio::test]
+async fn whoever_cannot_listen_says_so() {
+    let sound = Sound::start("deaf").await;
+    let stt = sound.stt();
+    for (command, args, error) in [
+        ("stt.transcribe", json!({}), "Missing required maxDurationMs"),
+        ("stt.transcribe", json!({ "maxDurationMs": 0 }), "Missing required maxDurationMs"),
+        ("stt.transcribe", json!({ "maxDurationMs": 1.5 }), "Missing required maxDurationMs"),
+        ("stt.transcribe", json!({ "maxDurationMs": 30_001 }), "maxDurationMs exceeds 30000 ms"),
+        ("stt.transcribe", json!({ "maxDurationMs": 5, "language": "canary-$(x)" }), "Invalid language tag"),
+        ("stt.listen", json!({ "language": "canary" }), "Invalid language tag"),
+        ("stt.listen", json!({ "language": "de" }), "Language not supported by pocketsphinx"),
+    ] {
+        assert_eq!(call(&stt, command, args.clone()).await, Response::failed(error), "{command} {args}");
+    }
+    let nowhere = || Some("unix:/no/such/server".to_owned());
+    let deaf = Stt::new(stt::Options { pulse_server: nowhere(), ..stt::Options::default() });
+    let failed = call(&deaf, "stt.transcribe", json!({ "maxDurationMs": 100 })).await;
+    assert_eq!(failed, Response::failed("Transcribe failed"));
+    assert_eq!(call(&deaf, "stt.listen", json!({})).await, Response::failed("Listen failed"));
+
+    let ready = json!({ "engine": "pocketsphinx", "readiness": "ready", "modelDownloadProgress": null,
+        "isListenWithVadSupported": true, "isBoundedTranscribeSupported": true });
+    assert_eq!(payload(&stt, "stt.status", json!({})).await, ready);
+    let without_model = stt::Options { pocketsphinx_model: Some("/no/such/model".into()), ..stt::Options::default() };
+    let unready = Stt::new(without_model);
+    assert!(!unready.is_available("stt.listen") && unready.is_available("stt.status"));
+    assert_eq!(payload(&unready, "stt.status", json!({})).await["readiness"], "model-not-downloaded");
+    assert_eq!(call(&unready, "stt.listen", json!({})).await, Response::failed("STT listen not available"));
+    let transcribe = call(&unready, "stt.transcribe", json!({ "maxDurationMs": 5 })).await;
+    assert_eq!(transcribe, Response::failed("STT transcribe not available"));
+}
+
+#[tokio::test]
+async fn one_listens_at_a_time_and_stops_when_it_is_cancelled() {
+    let sound = Sound::start("cancel").await;
+    let stt = sound.stt();
+    let cancel = CancellationToken::new();
+    for (command, args, text) in [
+        ("stt.listen", json!({}), "Listen canceled"),
+        ("stt.transcribe", json!({ "maxDurationMs": 30_000 }), "Transcribe canceled"),
+    ] {
+        let cancel = cancel.child_token();
+        let (cancelled, ()) = soon(async {
+            tokio::join!(stt.execute(request(command, args), cancel.clone()), async {
+                until(async || sound.is_recorded()).await;
+                assert_eq!(call(&stt, "stt.listen", json!({})).await, Response::failed("The microphone is in use"));
+                cancel.cancel();
+            })
+        })
+        .await;
+        assert_eq!(cancelled, Response::failed(text));
+        let (_, took) = timed(until(async || !sound.is_recorded())).await;
+        assert!(took < Duration::from_secs(2), "{took:?}");
+    }
 }

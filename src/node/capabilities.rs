@@ -19,6 +19,7 @@ mod powershell;
 pub mod program;
 mod scratch;
 pub mod screen;
+pub mod stt;
 pub mod system;
 pub mod tts;
 mod wav;

@@ -50,6 +50,9 @@ pub const DESCRIPTIONS: &[(&str, &str)] = &[
     ("browser.proxy", "Send one HTTP request to the browser-control host on this machine and return its JSON."),
     ("tts.speak", "Speak a text aloud on this node; the answer comes when it has been spoken."),
     ("tts.status", "Which speech providers of this node are ready, and which one speaks by default."),
+    ("stt.transcribe", "Record this node's microphone for a fixed time and transcribe it, all on this machine."),
+    ("stt.listen", "Listen to this node's microphone until speech has ended, and transcribe it on this machine."),
+    ("stt.status", "Which speech recognition engine this node has, and whether it is ready."),
 ];
 
 /// The description of a command that is known here.

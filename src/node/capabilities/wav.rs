@@ -1,4 +1,4 @@
-//! WAV files: how long one is.
+//! WAV files: how long one is, and making one.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -41,6 +41,24 @@ pub(super) fn duration(path: &Path) -> io::Result<Duration> {
     }
 }
 
+/// A file with these samples of one channel.
+pub(super) fn mono(sample_rate: usize, samples: &[i16]) -> Vec<u8> {
+    let size = samples.len() * 2;
+    let mut file = Vec::with_capacity(44 + size);
+    let mut write = |text: &[u8], numbers: &[usize]| {
+        file.extend_from_slice(text);
+        for number in numbers {
+            file.extend_from_slice(&u32::try_from(*number).unwrap_or(u32::MAX).to_le_bytes());
+        }
+    };
+    write(b"RIFF", &[36 + size]);
+    // PCM, one channel; two bytes a sample, 16 bits.
+    write(b"WAVEfmt \x10\0\0\0\x01\0\x01\0", &[sample_rate, 2 * sample_rate]);
+    write(b"\x02\0\x10\0data", &[size]);
+    file.extend(samples.iter().flat_map(|sample| sample.to_le_bytes()));
+    file
+}
+
 fn number(bytes: &[u8]) -> u32 {
     bytes.iter().rev().fold(0, |number, byte| number << 8 | u32::from(*byte))
 }
@@ -53,6 +71,16 @@ fn invalid(reason: &str) -> io::Error {
 mod tests {
     use super::*;
     use crate::node::capabilities::scratch::Scratch;
+
+    #[test]
+    fn what_is_made_is_as_long_as_its_samples() {
+        let scratch = Scratch::new().unwrap();
+        let path = scratch.path().join("x.wav");
+        let bytes = mono(16_000, &[0x0102; 4000]);
+        std::fs::write(&path, &bytes).unwrap();
+        assert_eq!((duration(&path).unwrap(), bytes.len()), (Duration::from_millis(250), 8044));
+        assert_eq!(&bytes[44..48], [2, 1, 2, 1]);
+    }
 
     #[test]
     fn the_duration_is_that_of_the_sound() {
