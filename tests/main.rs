@@ -61,5 +61,8 @@ mod stdio;
 /// Speaking and listening.
 #[cfg(target_os = "linux")]
 mod voice;
+/// The whole way: an MCP client, the proxy, the node, the desktop.
+#[cfg(target_os = "linux")]
+mod whole_way;
 /// The command line for the local MCP server.
 mod winnode;

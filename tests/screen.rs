@@ -28,8 +28,8 @@ pub const WHITE: [u8; 3] = [255, 255, 255];
 const YELLOW: [u8; 3] = [255, 255, 0];
 
 /// An X server of one test.
-struct Display {
-    name: String,
+pub struct Display {
+    pub name: String,
     server: Child,
     connection: RustConnection,
     root: Window,
@@ -37,7 +37,7 @@ struct Display {
 
 impl Display {
     /// Starts one whose quarters are red, green, blue and white.
-    fn start(width: u16, height: u16, depth: u8) -> Self {
+    pub fn start(width: u16, height: u16, depth: u8) -> Self {
         let mut command = Command::new("Xvfb");
         command.args(["-displayfd", "1", "-screen", "0", &format!("{width}x{height}x{depth}"), "-nolisten", "tcp"]);
         let server = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn();

@@ -65,7 +65,7 @@ fn spawn(folder: &Folder, args: &[&str], env: &[(&str, &str)]) -> Node {
     Node::start(&args, &[&[("OPENCLAW_TRAY_DATA_DIR", &*path), ("OPENCLAW_MCP_PORT", "0")], env].concat())
 }
 
-async fn node(folder: &Folder, args: &[&str]) -> (i32, String, String) {
+pub async fn node(folder: &Folder, args: &[&str]) -> (i32, String, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_openclaw-node"));
     command.args(args).env("OPENCLAW_TRAY_DATA_DIR", folder.path("")).stdin(Stdio::null());
     let output = soon(command.output()).await.unwrap();

@@ -3,6 +3,8 @@
 //! The two transports are two switches and know nothing of each other. One that cannot work is told in the status
 //! and in the log, and the other one goes on; the node ends when none is left.
 
+mod desktop;
+
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::approvals::location::Location;
 use super::bridge_client::{BridgeClient, BridgeError, Options, Session, State};
+use super::capabilities::Registry;
 use super::lend::host_name;
 use super::lender::RegistryLender;
 use super::local_mcp::{self, DEFAULT_PORT, Server};
@@ -22,6 +25,7 @@ use super::status::{Bridge, LocalMcp, Status};
 use super::token::{self, Identity};
 use super::{Setup, announce, registry};
 use crate::auth::Token;
+use desktop::DesktopArgs;
 
 /// The flags of `openclaw-node serve`.
 #[derive(Debug, Args)]
@@ -69,6 +73,9 @@ pub struct ServeArgs {
     /// Print what listens and each session as a line of JSON
     #[arg(long)]
     json: bool,
+    /// What the capabilities are made of.
+    #[command(flatten)]
+    desktop: DesktopArgs,
 }
 
 fn at_least_one() -> impl clap::builder::TypedValueParser<Value = usize> {
@@ -144,12 +151,13 @@ pub async fn serve(args: ServeArgs, out: &mut impl Write, stop: CancellationToke
     let local_is_on = on(args.local_mcp, settings::LOCAL_MCP, true)?;
     let bridge_is_on = on(args.bridge, settings::BRIDGE, args.proxy_url.is_some())?;
     let status = Arc::new(Status::default());
-    let setup = Setup {
+    let mut setup = Setup {
         settings,
         status: Arc::clone(&status),
         approvals: Location::new(&folder, |name| std::env::var(name).ok()),
         ..Setup::in_folder(&folder)
     };
+    args.desktop.apply(&mut setup);
     let registry = Arc::new(registry(setup));
 
     let mut local = None;
@@ -207,7 +215,7 @@ pub async fn serve(args: ServeArgs, out: &mut impl Write, stop: CancellationToke
 async fn start_local_mcp(
     args: &ServeArgs,
     token_file: &Path,
-    registry: Arc<super::capabilities::Registry>,
+    registry: Arc<Registry>,
 ) -> Result<(Server, tokio::net::TcpListener, PathBuf), String> {
     let token = token::load_or_create(token_file)
         .map_err(|error| format!("The token file {} cannot be used: {error}.", token_file.display()))?;
@@ -231,7 +239,7 @@ async fn start_local_mcp(
     Ok((Server::new(config, registry), listener, token_file.to_owned()))
 }
 
-fn lender(args: &ServeArgs, registry: &Arc<super::capabilities::Registry>) -> RegistryLender {
+fn lender(args: &ServeArgs, registry: &Arc<Registry>) -> RegistryLender {
     let session_key = format!("bridge:{}", args.device_id.clone().unwrap_or_else(host_name));
     RegistryLender::new(Arc::clone(registry), &args.lend, &args.withhold, session_key)
 }
