@@ -31,6 +31,17 @@ pub fn init_logging(filter: &str, format: LogFormat) -> Result<(), String> {
     Ok(())
 }
 
+/// A command whose flags take no empty variable for a value: an empty one counts as not set.
+pub fn without_empty_variables(command: clap::Command) -> clap::Command {
+    let command = command.mut_args(|arg| match arg.get_env() {
+        Some(name) if std::env::var_os(name).is_some_and(|value| value.is_empty()) => {
+            arg.env(clap::builder::Resettable::<clap::builder::OsStr>::Reset)
+        }
+        _ => arg,
+    });
+    command.mut_subcommands(without_empty_variables)
+}
+
 /// A token that ends at the first signal to stop (SIGINT or SIGTERM; Ctrl-C, close or shutdown on Windows). The
 /// second signal ends the process at once.
 ///

@@ -2,6 +2,7 @@
 
 use std::process::Stdio;
 
+use openclaw_mcp_proxy::node::serve::ServeArgs;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::process::Command;
@@ -214,6 +215,31 @@ async fn the_two_switches_are_kept_and_the_legacy_one_becomes_both() {
     bridged.session().await;
     let (code, _, error) = node(folder, &["settings", "set", "Nonsense", "true"]).await;
     assert!(code == 78 && error.contains("There is no setting Nonsense"), "{code} {error}");
+}
+
+#[tokio::test]
+async fn every_variable_is_in_the_example_with_its_default_and_an_empty_one_counts_as_not_set() {
+    use clap::Args;
+    let example = include_str!("../.env.example");
+    let lines: Vec<_> = example.lines().filter_map(|line| line.strip_prefix("# ")?.split_once('=')).collect();
+    let command = ServeArgs::augment_args(clap::Command::new("serve"));
+    let mut empty = Vec::new();
+    for arg in command.get_arguments() {
+        let Some(name) = arg.get_env().and_then(|name| name.to_str()) else { continue };
+        if name == "OPENCLAW_PROXY_APP_TOKEN" || name == "OPENCLAW_PROXY_SERVER_URL" {
+            continue;
+        }
+        let shown: Vec<_> = lines.iter().filter(|(shown, _)| *shown == name).collect();
+        assert_eq!(shown.len(), 1, "{name}");
+        let default = arg.get_default_values().first().map_or("", |value| value.to_str().unwrap());
+        assert_eq!(shown[0].1, default, "{name}");
+        if name != "OPENCLAW_MCP_PORT" {
+            empty.push((name.to_owned(), ""));
+        }
+    }
+    let empty: Vec<(&str, &str)> = empty.iter().map(|(name, value)| (name.as_str(), *value)).collect();
+    let serving = Serving::start(&[], &empty).await;
+    assert_eq!(serving.winnode(&["--command", "app.status"]).await["localMcp"], "listening");
 }
 
 #[tokio::test]

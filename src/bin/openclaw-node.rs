@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use openclaw_mcp_proxy::node::approvals::cli::ApprovalsArgs;
 use openclaw_mcp_proxy::node::lend::{self, LendArgs};
 use openclaw_mcp_proxy::node::serve::{self, ServeArgs, folder};
@@ -72,7 +72,8 @@ const EXIT_CONFIG: u8 = 78;
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let Cli { command, log } = Cli::parse();
+    let parsed = process::without_empty_variables(Cli::command()).try_get_matches();
+    let Cli { command, log } = parsed.and_then(|matches| Cli::from_arg_matches(&matches)).unwrap_or_else(|e| e.exit());
     if let Err(error) = process::init_logging(&log, LogFormat::Human) {
         return fail(EXIT_CONFIG, &error);
     }
