@@ -130,20 +130,27 @@ pub enum Response {
     Done {
         /// Any JSON.
         payload: Value,
-        /// The pictures that it holds, for clients that can show them.
+        /// The pictures and videos that it holds, for clients that can show them.
         images: Vec<Image>,
     },
     /// It could not be carried out, and why.
     Failed(String),
 }
 
-/// A picture.
+/// A picture, or a video.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Image {
     /// Its media type.
     pub mime_type: String,
     /// Its bytes in Base64.
     pub base64: String,
+}
+
+impl Image {
+    /// Whether MCP has a kind of content for it.
+    pub fn is_picture(&self) -> bool {
+        self.mime_type.starts_with("image/")
+    }
 }
 
 impl Response {

@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_picture_goes_once_and_as_a_picture() {
+    fn a_picture_goes_once_and_as_a_picture_and_a_video_as_a_resource() {
         let image = Image { mime_type: "image/png".into(), base64: "QUJD".into() };
         let payload = json!({ "format": "png", "width": 1, "base64": "QUJD", "image": "data:image/png;base64,QUJD" });
         let Answer::Result(result) = answer(Response::Done { payload, images: vec![image] }) else { panic!() };
@@ -184,6 +184,18 @@ mod tests {
                 { "type": "text", "text": r#"{"format":"png","width":1}"# },
                 { "type": "image", "data": "QUJD", "mimeType": "image/png" },
             ], "isError": false })
+        );
+        let video = Image { mime_type: "video/mp4".into(), base64: "QUJD".into() };
+        let payload = json!({ "format": "mp4", "base64": "QUJD" });
+        let Answer::Result(result) = answer(Response::Done { payload, images: vec![video] }) else { panic!() };
+        let result: Value = serde_json::from_str(&result).unwrap();
+        assert_eq!(
+            result["content"],
+            json!([
+                { "type": "text", "text": r#"{"format":"mp4"}"# },
+                { "type": "resource",
+                    "resource": { "uri": "openclaw-node:video", "blob": "QUJD", "mimeType": "video/mp4" } },
+            ])
         );
         assert_eq!(answer(Response::done(json!({ "a": 1.5 }))), Answer::Content(r#"{"a":1.5}"#.into()));
         assert_eq!(answer(Response::failed("")), Answer::Failed("tool execution failed".into()));

@@ -41,17 +41,23 @@ fn push_tool(out: &mut Vec<u8>, capability: &dyn Capability, command: &str) {
     out.push(b'}');
 }
 
-/// A CallToolResult: the payload as JSON in one text block, then the pictures.
+/// A CallToolResult: the payload as JSON in one text block, then the pictures and videos.
 pub fn result(payload: &Value, images: &[Image]) -> String {
     let mut out = b"{\"content\":[{\"type\":\"text\",\"text\":".to_vec();
     json::push_string(&mut out, &payload.to_string());
     out.push(b'}');
     for image in images {
-        out.extend_from_slice(b",{\"type\":\"image\",\"data\":");
+        let (start, end) = if image.is_picture() {
+            (&b",{\"type\":\"image\",\"data\":"[..], &b"}"[..])
+        } else {
+            // MCP has no kind of content for videos, but any file can be a resource.
+            (&b",{\"type\":\"resource\",\"resource\":{\"uri\":\"openclaw-node:video\",\"blob\":"[..], &b"}}"[..])
+        };
+        out.extend_from_slice(start);
         json::push_string(&mut out, &image.base64);
         out.extend_from_slice(b",\"mimeType\":");
         json::push_string(&mut out, &image.mime_type);
-        out.push(b'}');
+        out.extend_from_slice(end);
     }
     out.extend_from_slice(b"],\"isError\":false}");
     text(out)

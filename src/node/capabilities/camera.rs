@@ -15,7 +15,7 @@ use self::devices::Device;
 use super::media::ffmpeg::{self, Recording};
 use super::media::picture::{Format, Wish, encode};
 use super::media::{Failure, is_mp4, number};
-use super::{Args, Capability, Request, Response};
+use super::{Args, Capability, Image, Request, Response};
 
 /// The commands, in the order in which they are listed.
 pub const COMMANDS: [&str; 3] = ["camera.list", "camera.snap", "camera.clip"];
@@ -158,12 +158,16 @@ impl Camera {
             ffmpeg::record(&ffmpeg, Recording { duration, video, fps: None, audio }, cancel).await
         };
         match clipped.await {
-            Ok(video) => Response::done(json!({
-                "format": "mp4",
-                "base64": video.base64,
-                "durationMs": duration_ms,
-                "hasAudio": video.has_audio,
-            })),
+            Ok(video) => {
+                let payload = json!({
+                    "format": "mp4",
+                    "base64": &video.base64,
+                    "durationMs": duration_ms,
+                    "hasAudio": video.has_audio,
+                });
+                let video = Image { mime_type: "video/mp4".to_owned(), base64: video.base64 };
+                Response::Done { payload, images: vec![video] }
+            }
             Err(failure) => failure.response("Clip failed"),
         }
     }

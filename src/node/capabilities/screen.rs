@@ -29,7 +29,7 @@ use self::windows::{Desktop, sound};
 use super::media::ffmpeg::{self, Recording};
 use super::media::picture::{Format, Wish, encode};
 use super::media::{is_mp4, number};
-use super::{Args, Capability, Request, Response};
+use super::{Args, Capability, Image, Request, Response};
 
 /// The commands, in the order in which they are listed.
 pub const COMMANDS: [&str; 2] = ["screen.snapshot", "screen.record"];
@@ -170,14 +170,18 @@ impl Screen {
             ffmpeg::record(&ffmpeg, recording, cancel).await
         };
         match recorded.await {
-            Ok(video) => Response::done(json!({
-                "format": "mp4",
-                "base64": video.base64,
-                "durationMs": duration_ms,
-                "fps": plain(fps),
-                "screenIndex": index,
-                "hasAudio": video.has_audio,
-            })),
+            Ok(video) => {
+                let payload = json!({
+                    "format": "mp4",
+                    "base64": &video.base64,
+                    "durationMs": duration_ms,
+                    "fps": plain(fps),
+                    "screenIndex": index,
+                    "hasAudio": video.has_audio,
+                });
+                let video = Image { mime_type: "video/mp4".to_owned(), base64: video.base64 };
+                Response::Done { payload, images: vec![video] }
+            }
             Err(failure) => failure.response("Recording failed"),
         }
     }

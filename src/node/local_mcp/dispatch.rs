@@ -21,7 +21,7 @@ use super::modern;
 use crate::json;
 use crate::jsonrpc::{self, INVALID_REQUEST, METHOD_NOT_FOUND};
 use crate::mcp::LEGACY_VERSIONS;
-use crate::node::capabilities::{self, Args, Capability, Crashed, Registry, Request, Response};
+use crate::node::capabilities::{self, Args, Capability, Crashed, Image, Registry, Request, Response};
 use crate::node::wire;
 
 /// Something broke that is not the client's fault.
@@ -250,7 +250,7 @@ fn ok(body: Vec<u8>) -> Answer {
 
 /// The result of a command as a CallToolResult: its payload as JSON in one text block, then its pictures.
 fn wrap(ended: Result<Response, Crashed>) -> Called {
-    let (payload, images) = match ended {
+    let (payload, mut images) = match ended {
         Ok(Response::Done { payload, images }) => (payload, images),
         Ok(Response::Failed(error)) if error.is_empty() => {
             return Called::Result(wire::failure("tool execution failed"));
@@ -258,5 +258,7 @@ fn wrap(ended: Result<Response, Crashed>) -> Called {
         Ok(Response::Failed(error)) => return Called::Result(wire::failure(&error)),
         Err(Crashed) => return Called::Crashed,
     };
+    // A video is in the payload already, and twice would be too much.
+    images.retain(Image::is_picture);
     Called::Result(wire::result(&payload, &images))
 }
