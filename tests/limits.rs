@@ -250,8 +250,13 @@ async fn connections_are_bounded() {
     let bridge = app.connect().await;
     crate::support::until(async || server.raw(get, Duration::from_secs(5)).await.starts_with("HTTP/1.1 200")).await;
     let mut held = Vec::new();
-    for _ in 0..2 {
-        held.push(TcpStream::connect(("127.0.0.1", server.port)).await.unwrap());
+    while held.len() < 2 {
+        let mut stream = TcpStream::connect(("127.0.0.1", server.port)).await.unwrap();
+        let _reset = stream.write_all(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n").await;
+        // A connection that was answered gives back its place a moment later, so this one may be refused.
+        if let Ok(1..) = soon(stream.read(&mut [0; 1])).await {
+            held.push(stream);
+        }
     }
     crate::support::until(async || {
         let mut stream = TcpStream::connect(("127.0.0.1", server.port)).await.unwrap();
