@@ -14,7 +14,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use ::http::Uri;
-use process_wrap::tokio::CommandWrap;
 use rmcp::model::{
     CallToolRequest, CallToolRequestParams, ClientCapabilities, ClientConfig, ClientRequest, Implementation,
     JsonObject, ProgressNotificationParam, ProgressToken, ProtocolVersion, RequestMetaObject, ServerResult,
@@ -34,6 +33,7 @@ use tokio_util::sync::CancellationToken;
 use super::backoff::Backoff;
 use super::bridge_client::frames::{Answer, Progress};
 use super::bridge_client::{Lender, ProgressSink, ToolCall};
+use super::capabilities::program::as_group;
 use super::filter::Filter;
 use crate::json;
 use http::{MAX_JSON_BYTES, UpstreamHttp, UpstreamHttpError};
@@ -335,11 +335,7 @@ fn spawn(program: &str, args: &[String]) -> std::io::Result<TokioChildProcess> {
     let mut command = Command::new(program);
     // Whose token it is, is no business of the server's.
     command.args(args).env_remove("OPENCLAW_PROXY_APP_TOKEN");
-    let mut command = CommandWrap::from(command);
-    #[cfg(unix)]
-    command.wrap(process_wrap::tokio::ProcessGroup::leader());
-    #[cfg(windows)]
-    command.wrap(process_wrap::tokio::JobObject);
+    let mut command = as_group(command);
     command.wrap(process_wrap::tokio::KillOnDrop);
     TokioChildProcess::new(command)
 }

@@ -178,13 +178,9 @@ impl Group {
         for secret in SECRETS {
             command.env_remove(secret);
         }
-        let mut command = CommandWrap::from(command);
-        #[cfg(unix)]
-        command.wrap(process_wrap::tokio::ProcessGroup::leader());
-        #[cfg(windows)]
-        command.wrap(process_wrap::tokio::JobObject);
-        command.wrap(process_wrap::tokio::KillOnDrop);
-        command.spawn().map(|child| Group(child, false))
+        // A Windows job that is killed when it is dropped would take along what is to go on after the program's end.
+        command.kill_on_drop(true);
+        as_group(command).spawn().map(|child| Group(child, false))
     }
 
     /// Waits until it ends by itself, for `grace` at the most, and then ends it.
@@ -203,6 +199,20 @@ impl Drop for Group {
             let _gone = self.0.start_kill();
         }
     }
+}
+
+/// A command whose program will be the leader of a group of its own, so that Ctrl-C in our terminal does not reach it.
+pub fn as_group(command: Command) -> CommandWrap {
+    let mut command = CommandWrap::from(command);
+    #[cfg(unix)]
+    command.wrap(process_wrap::tokio::ProcessGroup::leader());
+    #[cfg(windows)]
+    {
+        // Its console is its own, too, and opens no window.
+        command.wrap(process_wrap::tokio::CreationFlags(windows::Win32::System::Threading::CREATE_NO_WINDOW));
+        command.wrap(process_wrap::tokio::JobObject);
+    }
+    command
 }
 
 /// What no program is told by its environment.
@@ -297,5 +307,117 @@ mod tests {
         assert_eq!(find_on(&path, "tool"), Some(second.join("tool")));
         assert_eq!((find_on(&path, "text"), find_on(&path, "folder")), (None, None));
         std::fs::remove_dir_all(root).unwrap();
+    }
+}
+
+#[cfg(all(test, windows))]
+mod tests {
+    use super::*;
+    use std::time::Instant;
+
+    use sysinfo::{Pid, Process, ProcessRefreshKind, ProcessesToUpdate, System};
+
+    const BOUNDS: Bounds = Bounds { time: Duration::from_secs(20), output: 100 };
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("cmd.exe");
+        // cmd.exe has rules of its own for quotes.
+        command.arg("/c").raw_arg(script);
+        command
+    }
+
+    /// A folder of one test, removed at its end.
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Self {
+            let folder = std::env::temp_dir().join(format!("openclaw-{name}-{}", std::process::id()));
+            std::fs::create_dir_all(&folder).unwrap();
+            Folder(folder)
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            std::fs::remove_dir_all(&self.0).unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn outputs_input_and_code_are_told_and_bounded() {
+        let cancel = CancellationToken::new();
+        let ended = run(shell("find \"e\" & echo oops>&2& exit 3"), b"hello\r\n", BOUNDS, &cancel).await;
+        assert!(matches!(ended.exit, Exit::Code(Some(3))) && !ended.is_success(), "{ended:?}");
+        assert_eq!((&*ended.stdout.bytes, &*ended.stderr.bytes), (&b"hello\r\n"[..], &b"oops\r\n"[..]));
+        let ended = run(shell("for /L %i in (1,1,30) do @echo 12345678"), b"", BOUNDS, &cancel).await;
+        assert!(ended.is_success() && ended.stdout.bytes.len() == 100 && ended.stdout.is_truncated, "{ended:?}");
+        let missing = run(Command::new("no-such-program"), b"", BOUNDS, &cancel).await;
+        assert!(matches!(missing.exit, Exit::NotStarted(_)));
+    }
+
+    /// The pings that our programs have started.
+    fn grandchildren() -> Vec<Pid> {
+        let mut system = System::new();
+        system.refresh_processes_specifics(ProcessesToUpdate::All, true, ProcessRefreshKind::nothing());
+        let parent = |pid: Pid| system.process(pid)?.parent();
+        let us = Some(Pid::from_u32(std::process::id()));
+        let pings = system.processes().values().filter(|process| process.name().eq_ignore_ascii_case("ping.exe"));
+        pings.map(Process::pid).filter(|pid| parent(*pid).and_then(parent) == us).collect()
+    }
+
+    async fn until(what: &str, condition: impl Fn() -> bool) {
+        let since = Instant::now();
+        while !condition() {
+            assert!(since.elapsed() < Duration::from_secs(15), "{what}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn what_a_program_started_ends_with_it() {
+        for is_cancelled in [false, true] {
+            let script = "ping -n 1000 127.0.0.1 >nul & exit 1";
+            let bounds = if is_cancelled { BOUNDS } else { Bounds { time: Duration::from_secs(5), ..BOUNDS } };
+            let cancel = CancellationToken::new();
+            let (ended, started) = tokio::join!(run(shell(script), b"", bounds, &cancel), async {
+                until("nothing is started", || !grandchildren().is_empty()).await;
+                let started = grandchildren();
+                if is_cancelled {
+                    cancel.cancel();
+                }
+                started
+            });
+            assert!(matches!((ended.exit, is_cancelled), (Exit::TimedOut, false) | (Exit::Cancelled, true)));
+            until("it is left behind", || !grandchildren().iter().any(|pid| started.contains(pid))).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn a_program_that_ends_by_itself_may_leave_others_behind() {
+        let folder = Folder::new("left-behind");
+        let file = folder.0.join("file");
+        let script = format!("start /b cmd /c \"ping -n 8 127.0.0.1 & echo x>{}\" & echo done", file.display());
+        let since = Instant::now();
+        let ended = run(shell(&script), b"", BOUNDS, &CancellationToken::new()).await;
+        assert!(ended.is_success(), "{ended:?}");
+        assert!(since.elapsed() < Duration::from_secs(5), "a pipe that is held open delays the end only a little");
+        assert!(!file.exists());
+        until("it has not gone on", || file.exists()).await;
+        // Whoever wrote it may still have it open.
+        until("it does not end", || std::fs::remove_file(&file).is_ok()).await;
+    }
+
+    #[test]
+    fn a_bare_name_is_found_by_the_endings_that_windows_knows() {
+        let folder = Folder::new("pathext");
+        for name in ["tool.cmd", "tool.txt", "text.txt", "own.cmd.exe"] {
+            std::fs::write(folder.0.join(name), "").unwrap();
+        }
+        std::fs::create_dir(folder.0.join("folder.exe")).unwrap();
+        let found = |name: &str| find_on(folder.0.as_os_str(), name);
+        assert_eq!(found("tool"), Some(folder.0.join("tool.cmd")));
+        assert_eq!(found("tool.cmd"), Some(folder.0.join("tool.cmd")));
+        assert_eq!(found("own.cmd"), Some(folder.0.join("own.cmd.exe")));
+        assert_eq!([found("text"), found("folder"), found("c:tool"), found("..")], [const { None }; 4]);
     }
 }
