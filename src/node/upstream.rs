@@ -33,7 +33,7 @@ use tokio_util::sync::CancellationToken;
 use super::backoff::Backoff;
 use super::bridge_client::frames::{Answer, Progress};
 use super::bridge_client::{Lender, ProgressSink, ToolCall};
-use super::capabilities::program::as_group;
+use super::capabilities::program;
 use super::filter::Filter;
 use crate::json;
 use http::{MAX_JSON_BYTES, UpstreamHttp, UpstreamHttpError};
@@ -331,11 +331,13 @@ fn request(call: ToolCall) -> serde_json::Result<(ClientRequest, PeerRequestOpti
 
 /// The program, as the leader of a group of its own: what it starts ends with it, and Ctrl-C does not reach it
 /// before its calls are over.
-fn spawn(program: &str, args: &[String]) -> std::io::Result<TokioChildProcess> {
-    let mut command = Command::new(program);
+fn spawn(name: &str, args: &[String]) -> std::io::Result<TokioChildProcess> {
+    // By a bare name Windows itself starts nothing but what ends with .exe, and npx for one does not.
+    let found = cfg!(windows).then(|| program::find(name)).flatten();
+    let mut command = found.map_or_else(|| Command::new(name), Command::new);
     // Whose token it is, is no business of the server's.
     command.args(args).env_remove("OPENCLAW_PROXY_APP_TOKEN");
-    let mut command = as_group(command);
+    let mut command = program::as_group(command);
     command.wrap(process_wrap::tokio::KillOnDrop);
     TokioChildProcess::new(command)
 }
