@@ -66,11 +66,22 @@ fn info() -> Value {
         "systemVersion": System::os_version().or_else(System::kernel_version).unwrap_or_default(),
         "appVersion": env!("CARGO_PKG_VERSION"),
         "appBuild": if cfg!(debug_assertions) { "debug" } else { "release" },
-        "locale": locale(|name| std::env::var(name).ok()),
+        "locale": own_locale(),
     })
 }
 
+#[cfg(windows)]
+fn own_locale() -> String {
+    sys_locale::get_locale().unwrap_or_else(|| "und".to_owned())
+}
+
+#[cfg(not(windows))]
+fn own_locale() -> String {
+    locale(|name| std::env::var(name).ok())
+}
+
 /// The language tag of the POSIX locale, or `und` if none is set.
+#[cfg(any(not(windows), test))]
 fn locale(env: impl Fn(&str) -> Option<String>) -> String {
     let set = ["LC_ALL", "LC_MESSAGES", "LANG"].into_iter().filter_map(env).find(|value| !value.is_empty());
     let set = set.unwrap_or_default();
@@ -200,10 +211,15 @@ fn interface_kind(name: &str) -> &'static str {
 }
 
 fn battery() -> Value {
-    battery_in(Path::new("/sys/class/power_supply"))
+    let mut battery = battery_in(Path::new("/sys/class/power_supply"));
+    if cfg!(not(target_os = "linux")) {
+        battery["present"] = Value::Null;
+        battery["error"] = "it cannot be read on this system".into();
+    }
+    battery
 }
 
-/// The first battery that the kernel tells of in `folder`; elsewhere than on Linux there is none to be read.
+/// The first battery that Linux tells of in `folder`.
 fn battery_in(folder: &Path) -> Value {
     let supplies = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
     let read =
@@ -291,6 +307,7 @@ mod tests {
         assert_eq!(keys(&info), expected);
         assert!(info.as_object().unwrap().values().all(Value::is_string));
         assert!(!info["systemName"].as_str().unwrap().is_empty());
+        assert!(cfg!(not(windows)) || info["locale"] != "und", "Windows always has one");
     }
 
     #[tokio::test]
@@ -324,6 +341,7 @@ mod tests {
         assert!(status["disk"]["drives"].is_array() && status["storage"]["totalBytes"].is_u64(), "{status}");
         assert!(["satisfied", "unsatisfied"].contains(&status["network"]["status"].as_str().unwrap()));
         assert!(["charging", "discharging", "unknown"].contains(&status["battery"]["state"].as_str().unwrap()));
+        assert_eq!(status["battery"]["error"].is_null(), cfg!(target_os = "linux"));
         assert_eq!(status["thermal"]["state"], "nominal");
     }
 
