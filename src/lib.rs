@@ -55,7 +55,8 @@
 //! | [`demo`] | an app and a client that show the whole way |
 //!
 //! The programs in `src/bin` only read flags and end with a code. `tests/main.rs` lists the tests; `tests/clients`
-//! holds the real clients and the sample apps; `tests/run` installs what they need.
+//! holds the real clients and the sample apps; `tests/run` installs what they need. `tests/windows.sh` tests what is built
+//! for Windows.
 //!
 //! Imports point down: `bin → winnode → proxy, stdio, node, demo → mcp → jsonrpc, cancel, protocol, auth, process, http_client → json`.
 //! [`proxy`], [`stdio`] and [`node`] do not know each other; [`winnode`] finds

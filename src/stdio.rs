@@ -54,6 +54,7 @@ const MAX_TASKS: usize = 2 * MAX_IN_FLIGHT;
 /// How long the answers may take after stdin has ended: the proxy's default bound for a call, and a little.
 pub const DRAIN: Duration = Duration::from_secs(130);
 /// How often it is looked whether the parent process is still there.
+#[cfg(unix)]
 const PARENT_CHECK: Duration = Duration::from_secs(1);
 
 /// Relays `input` and `output` until one of the ends that the module speaks of.

@@ -282,6 +282,7 @@ async fn a_bridge_that_went_takes_no_place_while_its_calls_wait_for_the_app() {
     assert_eq!(app.status().await.json()["bridge"]["epoch"], 10);
 }
 
+#[cfg(target_os = "linux")]
 #[tokio::test]
 async fn idle_bridges_are_small() {
     // 15 kB each is the promise for the release build; this also catches the 140 kB that default buffers cost.

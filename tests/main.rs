@@ -1,11 +1,15 @@
 //! The integration tests: a real server on port 0, real sockets, real clients. One binary, so it links once.
+//!
+//! What needs programs that only Unix has is left out elsewhere; `tests/windows.sh` runs the rest as Windows would.
 
 #![allow(missing_docs, unreachable_pub, clippy::unwrap_used, reason = "a test is read by people and fails loudly")]
+#![cfg_attr(windows, allow(dead_code, unused_imports, reason = "some tests are left out"))]
 
 /// The server, an app and an MCP client, with verbs.
 mod support;
 
 /// The apps that cope with networks.
+#[cfg(unix)]
 mod apps;
 /// Tokens and who gets in.
 mod auth;
@@ -19,13 +23,16 @@ mod camera;
 /// The node's canvas, with a real browser.
 mod canvas;
 /// The real MCP clients.
+#[cfg(unix)]
 mod clients;
 /// The official conformance suite.
+#[cfg(unix)]
 mod conformance;
 /// Notifications and the position, of a desktop.
 #[cfg(all(unix, not(target_os = "macos")))]
 mod desktop;
 /// What the README promises.
+#[cfg(unix)]
 mod docs;
 /// Running programs, and who may say so.
 mod exec;
@@ -40,8 +47,10 @@ mod local_mcp;
 /// The MCP endpoint.
 mod mcp;
 /// Networks that swallow everything.
+#[cfg(unix)]
 mod netns;
 /// The node, which lends an MCP server.
+#[cfg(unix)]
 mod node;
 /// The program: the demo, exit codes, signals, logs.
 mod program;

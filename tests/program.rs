@@ -152,10 +152,12 @@ async fn sigterm_stops_it_and_a_second_one_at_once() {
 
 #[tokio::test]
 async fn an_environment_that_is_not_utf_8_is_no_matter_unless_it_is_ours() {
-    use std::os::unix::ffi::OsStrExt;
-    let odd = std::ffi::OsStr::from_bytes(b"\xff");
+    #[cfg(unix)]
+    let odd = <std::ffi::OsString as std::os::unix::ffi::OsStringExt>::from_vec(vec![0xff]);
+    #[cfg(windows)]
+    let odd = <std::ffi::OsString as std::os::windows::ffi::OsStringExt>::from_wide(&[0xd800]);
     let mut demo = program(&[("LISTEN", "127.0.0.1:0")]);
-    demo.env("X", odd).args(["demo", "--once"]);
+    demo.env("X", &odd).args(["demo", "--once"]);
     assert!(output(demo).await.status.success());
     let mut ours = program(&[]);
     ours.env("OPENCLAW_PROXY_APP_TOKEN", odd);
@@ -168,6 +170,7 @@ async fn signal(child: &Child, name: &str) {
     assert!(Command::new("kill").args([&format!("-{name}"), &pid]).status().await.unwrap().success());
 }
 
+#[cfg(target_os = "linux")]
 #[tokio::test]
 async fn no_log_line_holds_a_token_an_argument_or_a_result() {
     let settings =
@@ -209,6 +212,7 @@ async fn no_log_line_holds_a_token_an_argument_or_a_result() {
 }
 
 /// The port on which a process listens, from /proc.
+#[cfg(target_os = "linux")]
 fn listening_port(pid: u32) -> Option<u16> {
     let sockets: Vec<String> = std::fs::read_dir(format!("/proc/{pid}/fd"))
         .ok()?

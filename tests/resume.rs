@@ -304,11 +304,13 @@ async fn resume_for_ever(app: App, bridge_url: String, history: Arc<History>, co
 }
 
 /// The memory that a process has, in kB.
+#[cfg(target_os = "linux")]
 fn resident(process: &Child) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", process.id().unwrap())).unwrap();
     status.split_once("VmRSS:").unwrap().1.split_whitespace().next().unwrap().parse().unwrap()
 }
 
+#[cfg(target_os = "linux")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_thousand_calls_over_dying_sockets_run_at_most_once_and_none_hangs() {
     const SESSIONS: usize = 100;
