@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use http::HeaderMap;
 use http::header::AUTHORIZATION;
 use sha2::{Digest, Sha256};
@@ -49,17 +51,77 @@ pub enum Denied {
     NotExpanded,
 }
 
-/// What requests of one role (apps, or MCP clients) must present.
+/// The SHA-256 of a token: all that is kept of it, and what is compared.
+#[derive(Clone, Copy)]
+pub struct TokenHash([u8; 32]);
+
+impl TokenHash {
+    /// The hash of a token. Hashing makes all equally long, so that a comparison tells nothing of the length.
+    pub fn of(token: &[u8]) -> Self {
+        TokenHash(Sha256::digest(token).into())
+    }
+
+    /// Reads 64 hexadecimal digits.
+    pub fn parse(hex: &str) -> Option<Self> {
+        let mut hash = [0; 32];
+        if hex.len() != 64 || !hex.bytes().all(|b| b.is_ascii_hexdigit()) {
+            return None;
+        }
+        for (byte, at) in hash.iter_mut().zip((0..64).step_by(2)) {
+            *byte = u8::from_str_radix(&hex[at..at + 2], 16).ok()?;
+        }
+        Some(TokenHash(hash))
+    }
+
+    /// Whether two are the same, in a time that does not tell where they differ.
+    pub fn matches(&self, other: &Self) -> bool {
+        self.0.ct_eq(&other.0).into()
+    }
+}
+
+/// As 64 hexadecimal digits.
+impl fmt::Display for TokenHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for TokenHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("TokenHash(***)")
+    }
+}
+
+/// A new token: 32 random bytes as 43 characters of URL-safe Base64.
+///
+/// # Errors
+/// If the operating system has no random numbers.
+pub fn new_token() -> std::io::Result<String> {
+    let mut bytes = [0; 32];
+    getrandom::fill(&mut bytes).map_err(std::io::Error::other)?;
+    Ok(URL_SAFE_NO_PAD.encode(bytes))
+}
+
+/// Why a token that is nobody's does not open anything.
+pub fn denied(token: Option<&[u8]>) -> Denied {
+    match token {
+        None => Denied::Missing,
+        Some(token) if token.starts_with(b"${") => Denied::NotExpanded,
+        Some(_) => Denied::Invalid,
+    }
+}
+
+/// What requests must present where there is one token.
 #[derive(Debug, Clone)]
 pub struct Guard {
-    /// SHA-256 of the token; `None` lets everybody in.
-    expected: Option<[u8; 32]>,
+    /// `None` lets everybody in.
+    expected: Option<TokenHash>,
 }
 
 impl Guard {
     /// Demands `token`, or nothing if it is empty.
     pub fn new(token: &Token) -> Self {
-        Guard { expected: (!token.is_empty()).then(|| Sha256::digest(&token.0).into()) }
+        Guard { expected: (!token.is_empty()).then(|| TokenHash::of(token.0.as_bytes())) }
     }
 
     /// Whether everybody is let in.
@@ -72,25 +134,10 @@ impl Guard {
     /// # Errors
     /// [`Denied`] if the token is missing or another one.
     pub fn check(&self, headers: &HeaderMap) -> Result<(), Denied> {
-        self.check_token(bearer_token(headers))
-    }
-
-    /// Checks a token that came by another way than the header.
-    ///
-    /// # Errors
-    /// [`Denied`] if the token is missing or another one.
-    pub fn check_token(&self, token: Option<&[u8]>) -> Result<(), Denied> {
         let Some(expected) = &self.expected else { return Ok(()) };
-        let token = token.ok_or(Denied::Missing)?;
-        // Hashing makes both sides equally long, so that the comparison tells nothing of the token's length.
-        let given: [u8; 32] = Sha256::digest(token).into();
-        if given.ct_eq(expected).into() {
-            Ok(())
-        } else if token.starts_with(b"${") {
-            Err(Denied::NotExpanded)
-        } else {
-            Err(Denied::Invalid)
-        }
+        let token = bearer_token(headers);
+        let is_it = token.is_some_and(|token| TokenHash::of(token).matches(expected));
+        if is_it { Ok(()) } else { Err(denied(token)) }
     }
 }
 
@@ -130,6 +177,18 @@ mod tests {
             assert_eq!(check(none), Err(Denied::Missing), "{none}");
         }
         assert_eq!(check("Bearer ${OPENCLAW_PROXY_OPENCLAW_TOKEN}"), Err(Denied::NotExpanded));
+    }
+
+    #[test]
+    fn a_hash_is_written_and_read_as_hexadecimal_digits() {
+        let hash = TokenHash::of(b"abc");
+        assert_eq!(hash.to_string(), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+        assert!(TokenHash::parse(&hash.to_string().to_uppercase()).unwrap().matches(&hash));
+        for bad in ["", "ba78", &hash.to_string()[1..], &hash.to_string().replace('b', "g"), &"ä".repeat(32)] {
+            assert!(TokenHash::parse(bad).is_none(), "{bad}");
+        }
+        let tokens = [new_token().unwrap(), new_token().unwrap()];
+        assert!(tokens[0] != tokens[1] && tokens.iter().all(|token| token.len() == 43));
     }
 
     #[test]

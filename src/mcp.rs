@@ -179,10 +179,25 @@ pub trait Tools: Sync {
     /// Starts a call of a tool that exists.
     ///
     /// # Errors
-    /// What to tell the model if it could not be started.
-    fn call(&self, call: CallParams<'_>) -> Result<Self::Call, String>;
+    /// [`NotCalled`] if it could not be started.
+    fn call(&self, call: CallParams<'_>) -> Result<Self::Call, NotCalled>;
     /// Those who hear of changes of the list; `None` if clients of this era cannot.
     fn listeners(&self, era: Era) -> Option<&Listeners>;
+}
+
+/// Why a call was not started.
+#[derive(Debug)]
+pub enum NotCalled {
+    /// The model is told.
+    Failed(String),
+    /// The client is told, with an HTTP status: there is too much to do beyond this session.
+    Overloaded(StatusCode, String),
+}
+
+impl<E: std::error::Error> From<E> for NotCalled {
+    fn from(error: E) -> Self {
+        NotCalled::Failed(error.to_string())
+    }
 }
 
 /// The times and bounds of answers.
@@ -245,6 +260,9 @@ fn error_status(era: Era, code: i64) -> StatusCode {
         _ => StatusCode::OK,
     }
 }
+
+/// The data of an error that passes by itself.
+const RETRY_SOON: &str = r#"{"retryAfterMs":1000}"#;
 
 /// Answers one request. `tools` is `None` if no session was named.
 pub async fn dispatch<T: Tools>(
@@ -448,7 +466,12 @@ async fn call<T: Tools>(
     let call = CallParams { id: request.id, name: &name, arguments, era, params, progress: token.is_some() };
     let mut call = match tools.call(call) {
         Ok(call) => call,
-        Err(error) => return Answer::Json(StatusCode::OK, shape.failed(request.id, &error)),
+        Err(NotCalled::Failed(error)) => return Answer::Json(StatusCode::OK, shape.failed(request.id, &error)),
+        Err(NotCalled::Overloaded(status, message)) => {
+            let code = i64::from(status.as_u16());
+            let body = jsonrpc::error(Some(request.id), code, &message, Some(RETRY_SOON));
+            return Answer::Json(status, body);
+        }
     };
     let stream_at = Instant::now() + settings.stream_after;
     let first = match call.next(stream_at).await {

@@ -17,6 +17,10 @@ pub const SESSION_HEADER_ALIAS: &str = "x-openclaw-session-id";
 pub const BRIDGE_SUBPROTOCOL: &str = "openclaw-bridge";
 /// `bearer.<base64url of the token>`: how a browser, which cannot set headers, sends its token.
 pub const BEARER_SUBPROTOCOL_PREFIX: &str = "bearer.";
+/// The header with which an app shows the secret of its session, if it asked for one.
+pub const SESSION_SECRET_HEADER: &str = "x-session-secret";
+/// What precedes such a secret, in Base64 for URLs, where a web page offers it as a subprotocol.
+pub const SECRET_SUBPROTOCOL_PREFIX: &str = "session-secret.";
 
 /// A session's id: 122 random bits as 32 lower-case hexadecimal digits (UUID version 4, simple form).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -15,6 +15,7 @@ pub mod mcp;
 pub mod registry;
 pub mod routes;
 pub mod session;
+pub mod tenants;
 
 use std::io;
 use std::net::IpAddr;
@@ -34,7 +35,6 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::auth::Guard;
 use crate::mcp::AnswerSettings;
 use bridge::BridgeLimits;
 use bridge::socket::{Graces, SocketSettings};
@@ -42,6 +42,7 @@ use config::Config;
 use connection::{Busy, ClientStream, Clocks};
 use gate::Gate;
 use registry::Registry;
+use tenants::{Count, Tenants, TenantsError};
 
 /// How long bridges may take to say goodbye at shutdown, once the calls have ended.
 const CLOSE_GRACE: Duration = Duration::from_secs(5);
@@ -59,9 +60,10 @@ pub type Request = http::Request<axum::body::Body>;
 pub struct ProxyState {
     config: Config,
     gate: Gate,
-    app_guard: Guard,
-    openclaw_guard: Guard,
+    tenants: Tenants,
     registry: Registry,
+    /// The calls in flight, everybody's.
+    calls: Arc<Count>,
     /// Bridges, which hyper does not know any more after their upgrade.
     tasks: TaskTracker,
     draining: AtomicBool,
@@ -70,7 +72,7 @@ pub struct ProxyState {
 }
 
 impl ProxyState {
-    fn new(config: Config, ip: IpAddr) -> Self {
+    fn new(config: Config, ip: IpAddr) -> Result<Self, TenantsError> {
         let limits = BridgeLimits {
             calls: config.max_calls_per_session,
             queue_bytes: config.max_queue_bytes,
@@ -79,18 +81,21 @@ impl ProxyState {
             json_depth: config.max_json_depth,
             resume_grace: config.resume_grace.0,
         };
-        // One tenant so far, so the smaller of the two bounds holds.
-        let max_sessions = config.max_sessions.min(config.max_sessions_per_tenant);
-        ProxyState {
+        Ok(ProxyState {
             gate: Gate::new(&config, ip),
-            app_guard: Guard::new(&config.app_token),
-            openclaw_guard: Guard::new(&config.openclaw_token),
-            registry: Registry::new(config.session_ttl.0, max_sessions, config.max_listeners_per_session, limits),
+            tenants: Tenants::new(&config)?,
+            registry: Registry::new(
+                config.session_ttl.0,
+                config.max_sessions,
+                config.max_listeners_per_session,
+                limits,
+            ),
+            calls: Arc::new(Count::new(config.max_calls)),
             tasks: TaskTracker::new(),
             draining: AtomicBool::new(false),
             closing: CancellationToken::new(),
             config,
-        }
+        })
     }
 
     fn is_draining(&self) -> bool {
@@ -150,7 +155,21 @@ impl Server {
     /// If the listener has no address.
     pub fn new(config: Config, listener: TcpListener) -> io::Result<Self> {
         let ip = listener.local_addr()?.ip();
-        Ok(Server { state: Arc::new(ProxyState::new(config, ip)), listener })
+        let state = ProxyState::new(config, ip).map_err(io::Error::other)?;
+        Ok(Server { state: Arc::new(state), listener })
+    }
+
+    /// What reads the file of tenants again; its answer is a sentence for the log. Bridges of those who are still
+    /// there stay; sessions of those who are gone end.
+    pub fn reload(&self) -> impl Fn() -> Result<String, TenantsError> + Send + Sync + 'static + use<> {
+        let state = Arc::clone(&self.state);
+        move || {
+            let Some(file) = &state.config.tenants_file else { return Ok("There is no file of tenants.".into()) };
+            let reloaded = state.tenants.reload(file)?;
+            let ended: usize = reloaded.gone.iter().map(|tenant| state.registry.revoke(tenant)).sum();
+            let (tenants, gone) = (reloaded.tenants, reloaded.gone.len());
+            Ok(format!("The file of tenants is read again: {tenants} tenants; {gone} gone, with {ended} sessions."))
+        }
     }
 
     /// The address that is listened on.

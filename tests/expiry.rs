@@ -6,8 +6,10 @@ use std::time::{Duration, Instant};
 
 use openclaw_mcp_proxy::protocol::{Close, SessionId};
 use openclaw_mcp_proxy::proxy::bridge::{Attempt, BridgeLimits, CallError, CallRequest, Next};
-use openclaw_mcp_proxy::proxy::registry::{Entry, Full, Registry};
+use openclaw_mcp_proxy::proxy::config::Config;
+use openclaw_mcp_proxy::proxy::registry::{Entry, Full, Owner, Registry};
 use openclaw_mcp_proxy::proxy::session::{Registration, ToolLimits, ToolSet};
+use openclaw_mcp_proxy::proxy::tenants::{Role, Tenants};
 
 use crate::support::{App, TestServer, until};
 
@@ -29,7 +31,9 @@ fn registry(max_sessions: usize) -> Registry {
 
 fn create(registry: &Registry, now: Instant) -> Result<Entry, Full> {
     let body = r#"{"device_id":"d","tools":[{"name":"t"}]}"#;
-    registry.create(Registration::parse(body, &LIMITS).unwrap(), now)
+    let tenant = Tenants::new(&Config::default()).unwrap().find(Role::App, None).unwrap();
+    let owner = Owner { tenant, secret: None, mcp_token: None };
+    registry.create(Registration::parse(body, &LIMITS).unwrap(), owner, now)
 }
 
 fn attach(entry: &Entry, now: Instant) -> u64 {
@@ -165,7 +169,7 @@ fn sessions_are_bounded_and_expired_ones_make_room() {
     let registry = registry(2);
     let first = create(&registry, start).unwrap().session.id;
     create(&registry, start).unwrap();
-    assert_eq!(create(&registry, start).unwrap_err(), Full { limit: 2 });
+    assert_eq!(create(&registry, start).unwrap_err(), Full::Everybody(2));
     assert!(registry.delete(first));
     create(&registry, start).unwrap();
     assert_eq!(registry.len(), 2);

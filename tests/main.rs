@@ -73,5 +73,7 @@ mod voice;
 /// The whole way: an MCP client, the proxy, the node, the desktop.
 #[cfg(target_os = "linux")]
 mod whole_way;
+/// Many tenants: whose token opens what.
+mod tenants;
 /// The command line for the local MCP server.
 mod winnode;

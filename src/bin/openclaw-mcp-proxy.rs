@@ -1,15 +1,16 @@
 //! The proxy's program: reads the settings, listens, serves until it is told to stop.
 
-use std::io;
+use std::io::{self, Write};
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Parser, Subcommand};
+use openclaw_mcp_proxy::auth::{TokenHash, new_token};
 use openclaw_mcp_proxy::demo::Demo;
 use openclaw_mcp_proxy::process;
-use openclaw_mcp_proxy::proxy::{Server, config::Config};
+use openclaw_mcp_proxy::proxy::{Server, config::Config, tenants::TenantsError};
 
 /// Lends an app's tools to OpenClaw and any other MCP client. Settings are OPENCLAW_PROXY_* environment variables.
 #[derive(Parser)]
@@ -29,6 +30,8 @@ enum Command {
         #[arg(long)]
         once: bool,
     },
+    /// Print a new token and its hash, for the settings or for a file of tenants.
+    Token,
     /// Ask the proxy that runs with these settings whether it is well; the exit code says.
     Health,
 }
@@ -41,6 +44,12 @@ const HEALTH_TIMEOUT: Duration = Duration::from_secs(5);
 #[tokio::main]
 async fn main() -> ExitCode {
     let cli = Cli::parse();
+    if let Some(Command::Token) = cli.command {
+        return match print_token(&mut io::stdout()) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => fail(1, &error.to_string()),
+        };
+    }
     let config = match Config::from_env() {
         Ok(config) => config,
         Err(error) => return fail(EXIT_CONFIG, &error.to_string()),
@@ -73,7 +82,10 @@ async fn run(command: Command, config: Config) -> anyhow::Result<()> {
         tracing::warn!("{warning}");
     }
     match command {
-        Command::Serve | Command::Health => server.run(shutdown).await,
+        Command::Serve | Command::Health | Command::Token => {
+            let _reloading = reload_on_hangup(server.reload())?;
+            server.run(shutdown).await;
+        }
         Command::Demo { once } => {
             let demo = Demo { base_url, app_token: config.app_token, openclaw_token: config.openclaw_token };
             let server = tokio::spawn(server.run(shutdown.clone()));
@@ -88,6 +100,35 @@ async fn run(command: Command, config: Config) -> anyhow::Result<()> {
             result?;
         }
     }
+    Ok(())
+}
+
+fn print_token(out: &mut impl Write) -> io::Result<()> {
+    let token = new_token()?;
+    writeln!(out, "token:   {token}\nSHA-256: {}", TokenHash::of(token.as_bytes()))?;
+    out.flush()
+}
+
+/// Reads the file of tenants again whenever SIGHUP comes; the task ends with what is returned.
+#[cfg(unix)]
+fn reload_on_hangup(
+    reload: impl Fn() -> Result<String, TenantsError> + Send + 'static,
+) -> io::Result<tokio::task::JoinSet<()>> {
+    let mut hangups = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::hangup())?;
+    let mut task = tokio::task::JoinSet::new();
+    task.spawn(async move {
+        while hangups.recv().await.is_some() {
+            match reload() {
+                Ok(news) => tracing::info!("{news}"),
+                Err(error) => tracing::error!("{error} What was read before stays in force."),
+            }
+        }
+    });
+    Ok(task)
+}
+
+#[cfg(not(unix))]
+fn reload_on_hangup<T>(_: T) -> io::Result<()> {
     Ok(())
 }
 

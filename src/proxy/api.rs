@@ -5,6 +5,7 @@
 //! - `PUT /v1/chat/sessions/{id}/tools`
 //! - `GET /v1/chat/sessions/{id}/bridge`, upgraded to a WebSocket
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
@@ -22,20 +23,25 @@ use hyper_util::rt::TokioIo;
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 use tracing::Instrument;
 
+use crate::auth::{self, Denied, TokenHash, new_token};
 use crate::json;
-use crate::protocol::{BEARER_SUBPROTOCOL_PREFIX, BRIDGE_SUBPROTOCOL, Close, SessionId};
+use crate::protocol::{
+    BEARER_SUBPROTOCOL_PREFIX, BRIDGE_SUBPROTOCOL, Close, SECRET_SUBPROTOCOL_PREFIX, SESSION_SECRET_HEADER, SessionId,
+};
 use crate::proxy::bridge::socket;
 use crate::proxy::connection::ClientStream;
 use crate::proxy::error::{ApiError, respond};
 use crate::proxy::gate;
-use crate::proxy::registry::Entry;
+use crate::proxy::registry::{Entry, Full, Owner};
 use crate::proxy::session::{Registration, ToolSet, tools_member};
+use crate::proxy::tenants::{AppCaller, Role};
 use crate::proxy::{Peer, ProxyState, Request, body};
 
 type Result<T = Response> = std::result::Result<T, ApiError>;
 
 /// `POST /v1/chat/sessions`: registers a session with its tools.
 pub async fn create(State(state): State<Arc<ProxyState>>, request: Request) -> Result {
+    let caller = caller_of(&request)?;
     let (parts, request_body) = request.into_parts();
     if state.is_draining() {
         return Err(ApiError::new(
@@ -47,13 +53,29 @@ pub async fn create(State(state): State<Arc<ProxyState>>, request: Request) -> R
     let text = checked_json(&body, state.config.max_json_depth)?;
     let registration = Registration::parse(text, &state.config.tool_limits()).map_err(unprocessable)?;
     let warnings = registration.tools.warnings.clone();
-    let entry = state.registry.create(registration, Instant::now()).map_err(|full| {
-        let detail = format!("There are {} chat sessions already, as many as allowed; retry later.", full.limit);
-        ApiError::new(StatusCode::TOO_MANY_REQUESTS, detail)
+    let no_random = |error: std::io::Error| {
+        tracing::error!(%error, "no random numbers");
+        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "No secret can be made now; retry later.")
+    };
+    let make = |wanted: bool| wanted.then(new_token).transpose().map_err(no_random);
+    let secret = make(registration.wants_session_secret || state.config.require_session_secret)?;
+    let mcp_token = make(registration.wants_mcp_token)?;
+    let hash = |token: &Option<String>| token.as_ref().map(|token| TokenHash::of(token.as_bytes()));
+    let owner = Owner { tenant: caller.tenant, secret: hash(&secret), mcp_token: hash(&mcp_token) };
+    let entry = state.registry.create(registration, owner, Instant::now()).map_err(|full| match full {
+        Full::Tenant(limit) => ApiError::new(
+            StatusCode::TOO_MANY_REQUESTS,
+            format!("There are {limit} chat sessions already, as many as this tenant may have; retry later."),
+        ),
+        Full::Everybody(limit) => ApiError::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            format!("There are {limit} chat sessions already, as many as allowed; retry later."),
+        ),
     })?;
     let session = &entry.session;
     tracing::info!(
         session.id = %session.id.short(),
+        tenant = entry.owner.tenant.name(),
         device.id = ?session.registration.device_id,
         device.name = ?session.registration.device_name,
         app.version = ?session.registration.app_version,
@@ -70,6 +92,12 @@ pub async fn create(State(state): State<Arc<ProxyState>>, request: Request) -> R
         "bridge_url": format!("{ws_base}/v1/chat/sessions/{id}/bridge"),
         "mcp_url": format!("{base}/v1/mcp/{id}"),
     });
+    if let Some(secret) = secret {
+        answer["session_secret"] = secret.into();
+    }
+    if let Some(token) = mcp_token {
+        answer["mcp_token"] = token.into();
+    }
     if !warnings.is_empty() {
         answer["warnings"] = warnings.into();
     }
@@ -102,10 +130,11 @@ pub async fn show(State(state): State<Arc<ProxyState>>, request: Request) -> Res
 
 /// `DELETE /v1/chat/sessions/{id}`: ends a session. Idempotent, so that a retried goodbye is no error.
 pub async fn delete(State(state): State<Arc<ProxyState>>, request: Request) -> Result {
-    if let Some(id) = session_in_path(&request)
-        && state.registry.delete(id)
+    caller_of(&request)?;
+    if let Ok(entry) = find(&state, &request)
+        && state.registry.delete(entry.session.id)
     {
-        tracing::info!(session.id = %id.short(), "session deleted");
+        tracing::info!(session.id = %entry.session.id.short(), "session deleted");
     }
     Ok(respond(StatusCode::OK, br#"{"ok":true}"#.to_vec()))
 }
@@ -145,15 +174,11 @@ pub async fn bridge(State(state): State<Arc<ProxyState>>, mut request: Request) 
         return Err(ApiError::new(StatusCode::BAD_REQUEST, "A WebSocket begins with a GET of HTTP/1.1."));
     }
     let accept = websocket_accept(request.headers())?;
-    let verdict = match state.app_guard.check_token(bridge_token(request.headers()).as_deref()) {
-        Err(denied) => {
-            tracing::debug!(%denied, "bridge refused");
-            Err(Close::Unauthorized)
-        }
-        Ok(()) => session_in_path(&request)
-            .and_then(|id| state.registry.get(id, Instant::now()))
+    let verdict = match caller_of(&request) {
+        Err(_) => Err(Close::Unauthorized),
+        Ok(_) => find(&state, &request)
             .map(|entry| (entry.session.id, socket::begin(&entry.bridge, &state.graces())))
-            .ok_or(Close::UnknownSession),
+            .map_err(|_| Close::UnknownSession),
     };
     let connection = request.extensions().get::<Peer>().cloned();
     let upgrade = hyper::upgrade::on(&mut request);
@@ -227,13 +252,36 @@ fn offered_protocols(headers: &HeaderMap) -> impl Iterator<Item = &str> {
     values.flat_map(|value| value.split(',')).map(str::trim)
 }
 
-/// The token of a bridge request: its header, or for browsers, which cannot set one, its subprotocol.
-fn bridge_token(headers: &HeaderMap) -> Option<Vec<u8>> {
-    if headers.contains_key(AUTHORIZATION) {
-        return crate::auth::bearer_token(headers).map(<[u8]>::to_vec);
+/// Who an app is: by the headers of its request, or, for browsers, which cannot set any for a WebSocket, by the
+/// subprotocols that it offers.
+///
+/// # Errors
+/// [`Denied`] if its token is nobody's.
+pub fn caller(state: &ProxyState, headers: &HeaderMap) -> std::result::Result<AppCaller, Denied> {
+    let offered = |prefix: &str| {
+        let encoded = offered_protocols(headers).find_map(|protocol| protocol.strip_prefix(prefix))?;
+        URL_SAFE_NO_PAD.decode(encoded.trim_end_matches('=')).ok()
+    };
+    let token = match headers.contains_key(AUTHORIZATION) {
+        true => auth::bearer_token(headers).map(Cow::Borrowed),
+        false => offered(BEARER_SUBPROTOCOL_PREFIX).map(Cow::Owned),
+    };
+    let secret = match headers.get(SESSION_SECRET_HEADER) {
+        Some(secret) => Some(Cow::Borrowed(secret.as_bytes())),
+        None => offered(SECRET_SUBPROTOCOL_PREFIX).map(Cow::Owned),
+    };
+    Ok(AppCaller {
+        tenant: state.tenants.find(Role::App, token.as_deref())?,
+        secret: secret.map(|secret| TokenHash::of(&secret)),
+    })
+}
+
+/// Who the app is, as the gate has found out.
+fn caller_of(request: &Request) -> Result<AppCaller> {
+    match request.extensions().get::<std::result::Result<AppCaller, Denied>>() {
+        Some(caller) => Ok(caller.clone()?),
+        None => Err(Denied::Missing.into()),
     }
-    let encoded = offered_protocols(headers).find_map(|protocol| protocol.strip_prefix(BEARER_SUBPROTOCOL_PREFIX))?;
-    URL_SAFE_NO_PAD.decode(encoded.trim_end_matches('=')).ok()
 }
 
 async fn json_body(state: &ProxyState, headers: &HeaderMap, request_body: axum::body::Body) -> Result<Bytes> {
@@ -261,5 +309,7 @@ fn session_in_path(request: &Request) -> Option<SessionId> {
 }
 
 fn find(state: &ProxyState, request: &Request) -> Result<Entry> {
-    session_in_path(request).and_then(|id| state.registry.get(id, Instant::now())).ok_or_else(ApiError::unknown_session)
+    let caller = caller_of(request)?;
+    let id = session_in_path(request).ok_or_else(ApiError::unknown_session)?;
+    state.registry.of_app(id, &caller, Instant::now()).ok_or_else(ApiError::unknown_session)
 }

@@ -31,6 +31,7 @@ use crate::mcp::{Event, Progress, Reply};
 use crate::protocol::{
     self, Answer, BadFrame, CallRef, CancelReason, Close, Context, Features, FromApp, Invoke, SessionId, Spelling,
 };
+use crate::proxy::tenants::Place;
 
 /// How many progress reports wait for a slow client; further ones are dropped, for only the last one matters.
 const PROGRESS_QUEUE: usize = 16;
@@ -305,6 +306,7 @@ impl Bridge {
             timeout,
             cancel_on_drop: request.cancel_on_drop,
             ended: false,
+            place: None,
         })
     }
 
@@ -629,6 +631,14 @@ pub struct Call {
     timeout: Duration,
     cancel_on_drop: bool,
     ended: bool,
+    place: Option<Place>,
+}
+
+impl Call {
+    /// Keeps a place for as long as the call is in flight.
+    pub fn keep(&mut self, place: Place) {
+        self.place = Some(place);
+    }
 }
 
 impl crate::mcp::Call for Call {
@@ -660,6 +670,7 @@ impl crate::mcp::Call for Call {
             }
         };
         self.ended = true;
+        self.place = None;
         Event::Ended(outcome.unwrap_or_else(|error| Reply::Failed(error.to_string())))
     }
 }

@@ -4,7 +4,7 @@
 //! set twice in a contradictory way is refused at start with one sentence.
 
 use std::net::{IpAddr, SocketAddr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Deserializer};
@@ -40,6 +40,10 @@ pub struct Config {
     pub allowed_origins: Vec<String>,
     /// Listen beyond loopback although a token is empty.
     pub allow_open: bool,
+    /// A file with further tenants.
+    pub tenants_file: Option<PathBuf>,
+    /// Every session has a secret, whether its app asks for one or not.
+    pub require_session_secret: bool,
     /// Which clients' closed connections cancel their call.
     pub cancel_on_disconnect: CancelOnDisconnect,
     /// Whether clients up to 2025-11-25 may GET an event stream, on which they hear of changes of the tools.
@@ -109,6 +113,10 @@ pub struct Config {
     pub max_json_depth: usize,
     /// The most calls in flight of a session.
     pub max_calls_per_session: usize,
+    /// The most calls in flight of a tenant.
+    pub max_calls_per_tenant: usize,
+    /// The most calls in flight in all.
+    pub max_calls: usize,
     /// The most clients that listen to changes of a session's tools.
     pub max_listeners_per_session: usize,
     /// The most sessions of a tenant.
@@ -142,6 +150,8 @@ impl Default for Config {
             allowed_hosts: Vec::new(),
             allowed_origins: Vec::new(),
             allow_open: false,
+            tenants_file: None,
+            require_session_secret: false,
             cancel_on_disconnect: CancelOnDisconnect::All,
             legacy_sse: false,
             log: "info".into(),
@@ -169,6 +179,8 @@ impl Default for Config {
             max_queue_bytes: 8 * MIB,
             max_json_depth: 64,
             max_calls_per_session: 256,
+            max_calls_per_tenant: 1024,
+            max_calls: 10_000,
             max_listeners_per_session: 32,
             max_sessions_per_tenant: 1000,
             max_sessions: 100_000,
@@ -261,6 +273,9 @@ impl Config {
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         for (name, token) in self.tokens() {
+            if token.is_empty() && self.tenants_file.is_some() {
+                continue;
+            }
             if token.is_empty() {
                 warnings.push(format!("{name} is empty: the endpoints that it guards ask for no token."));
             } else if token.expose().len() < 16 || token.expose() == "replace-me" {
@@ -288,7 +303,8 @@ impl Config {
 
     fn check(&self) -> Result<(), ConfigError> {
         for (name, token) in self.tokens() {
-            if token.is_empty() && !self.listen.ip().is_loopback() && !self.allow_open {
+            // With a file of tenants, an empty token is none.
+            if token.is_empty() && self.tenants_file.is_none() && !self.listen.ip().is_loopback() && !self.allow_open {
                 return refuse(format!(
                     "{name} is empty and {} can be reached from other machines: set the token, listen on 127.0.0.1, or set OPENCLAW_PROXY_ALLOW_OPEN=true.",
                     self.listen
@@ -322,6 +338,8 @@ impl Config {
         for (name, value, least) in [
             ("MAX_TOOLS", self.max_tools, 1),
             ("MAX_CALLS_PER_SESSION", self.max_calls_per_session, 1),
+            ("MAX_CALLS_PER_TENANT", self.max_calls_per_tenant, 1),
+            ("MAX_CALLS", self.max_calls, 1),
             ("MAX_LISTENERS_PER_SESSION", self.max_listeners_per_session, 1),
             ("MAX_SESSIONS_PER_TENANT", self.max_sessions_per_tenant, 1),
             ("MAX_SESSIONS", self.max_sessions, 1),

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use http::header::{AUTHORIZATION, CONTENT_ENCODING, CONTENT_TYPE, HOST, HeaderName, ORIGIN};
 use http::{HeaderMap, StatusCode};
 
+use crate::protocol::SESSION_SECRET_HEADER;
 use crate::proxy::config::Config;
 
 /// Why a request is turned away.
@@ -20,6 +21,8 @@ pub struct Refusal {
 fn refuse<T>(status: StatusCode, message: impl Into<String>) -> Result<T, Refusal> {
     Err(Refusal { status, message: message.into() })
 }
+
+const SESSION_SECRET: HeaderName = HeaderName::from_static(SESSION_SECRET_HEADER);
 
 /// The rules, worked out from the settings once.
 #[derive(Debug)]
@@ -36,7 +39,8 @@ impl Gate {
         let mut hosts: Vec<String> = config.allowed_hosts.iter().map(|host| host.to_ascii_lowercase()).collect();
         hosts.extend(config.public_url.iter().map(|url| url.host.clone()));
         // A page that rebinds its name to our address has no token; where none is needed, its name gives it away.
-        let is_open = config.app_token.is_empty() || config.openclaw_token.is_empty();
+        let has_no_token = config.app_token.is_empty() || config.openclaw_token.is_empty();
+        let is_open = has_no_token && config.tenants_file.is_none();
         Gate {
             checks_host: is_open || !hosts.is_empty(),
             hosts,
@@ -53,6 +57,7 @@ impl Gate {
         let host = one(headers, &HOST)?;
         one(headers, &AUTHORIZATION)?;
         one(headers, &CONTENT_TYPE)?;
+        one(headers, &SESSION_SECRET)?;
         let Some(host) = host.and_then(host_of) else {
             return refuse(StatusCode::BAD_REQUEST, "Exactly one valid Host header is required.");
         };
@@ -207,7 +212,7 @@ mod tests {
     #[test]
     fn doubled_headers_are_refused() {
         let gate = Gate::new(&config(&[]), LOOPBACK);
-        for name in ["host", "authorization", "content-type", "origin"] {
+        for name in ["host", "authorization", "content-type", "x-session-secret", "origin"] {
             let pairs = [("host", "localhost"), (name, "localhost"), (name, "localhost")];
             let refusal = gate.check(&headers(&pairs)).unwrap_err();
             assert_eq!(refusal.status, 400, "{name}");

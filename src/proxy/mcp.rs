@@ -17,17 +17,18 @@ use http::header::{ACCEPT, ALLOW, CACHE_CONTROL, CONTENT_TYPE};
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use http_body::Body as _;
 
-use crate::auth::Denied;
+use crate::auth::{self, Denied, TokenHash};
 use crate::json;
 use crate::jsonrpc::{self, INVALID_REQUEST, Message, PARSE_ERROR, Params};
 use crate::mcp::listen::{ListenStream, Listeners, TooMany};
-use crate::mcp::{self, Answer, CallParams, Era, ToolView, Tools, dispatch};
+use crate::mcp::{self, Answer, CallParams, Era, NotCalled, ToolView, Tools, dispatch};
 use crate::protocol::{Context, SESSION_HEADER, SESSION_HEADER_ALIAS, SessionId};
 use crate::proxy::bridge::{Call, CallError, CallRequest};
 use crate::proxy::config::{CancelOnDisconnect, Config};
 use crate::proxy::error::respond;
 use crate::proxy::gate::{self, Refusal};
 use crate::proxy::registry::Entry;
+use crate::proxy::tenants::{Client, Place, Role, TooManyCalls};
 use crate::proxy::{ProxyState, Request, body, cors};
 
 /// Our own error codes are HTTP statuses: JSON-RPC reserves the negative ones, and clients misread some of them.
@@ -78,10 +79,13 @@ fn method_not_allowed(allowed: &'static str) -> Response {
 }
 
 async fn post(state: &Arc<ProxyState>, path: &str, headers: &HeaderMap, request_body: Body) -> Response {
-    if let Err(denied) = state.openclaw_guard.check(headers) {
-        tracing::debug!(%denied, "MCP client refused");
-        return unauthorized(state, headers, request_body, denied).await;
-    }
+    let target = match Target::admit(state, path, headers) {
+        Ok(target) => target,
+        Err(denied) => {
+            tracing::debug!(%denied, "MCP client refused");
+            return unauthorized(state, headers, request_body, denied).await;
+        }
+    };
     if let Err(refusal) = gate::check_json_body(headers) {
         body::discard(request_body, &state.config).await;
         return refused(refusal);
@@ -96,7 +100,6 @@ async fn post(state: &Arc<ProxyState>, path: &str, headers: &HeaderMap, request_
             jsonrpc::error(None, PARSE_ERROR, "The body is not valid UTF-8.", None),
         );
     };
-    let target = Target::find(state, path, headers);
     if text.trim_start().starts_with('[') {
         return batch(state, &target, headers, text).await;
     }
@@ -132,11 +135,10 @@ async fn unauthorized(state: &ProxyState, headers: &HeaderMap, request_body: Bod
 /// The stream of changes for clients up to 2025-11-25. Where they can hear of none it is as if there were no GET:
 /// every client takes a 405 in silence.
 fn get(state: &ProxyState, path: &str, headers: &HeaderMap) -> Result<Response, Refusal> {
-    state.openclaw_guard.check(headers).map_err(|denied| {
+    let target = Target::admit(state, path, headers).map_err(|denied| {
         tracing::debug!(%denied, "MCP client refused");
         Refusal { status: StatusCode::UNAUTHORIZED, message: denied.to_string() }
     })?;
-    let target = Target::find(state, path, headers);
     let entry = target.session(false).map_err(|(status, _, message)| Refusal { status, message })?;
     let is_legacy = headers.get(mcp::headers::PROTOCOL_VERSION).is_none_or(|version| version != mcp::MODERN_VERSION);
     let Some(entry) = entry.filter(|entry| is_legacy && entry.session.registration.features.tools) else {
@@ -275,10 +277,22 @@ enum Target {
 }
 
 impl Target {
+    /// The session that a client means, if its token is somebody's or this very session's.
+    fn admit(state: &ProxyState, path: &str, headers: &HeaderMap) -> Result<Target, Denied> {
+        let token = auth::bearer_token(headers);
+        let hash = token.map(TokenHash::of);
+        let client = Client { tenant: state.tenants.find_hash(Role::Client, hash.as_ref()), hash };
+        let target = Target::find(state, &client, path, headers);
+        match (&client.tenant, &target) {
+            (Some(_), _) | (None, Target::Session(_)) => Ok(target),
+            (None, _) => Err(auth::denied(token)),
+        }
+    }
+
     /// The path wins over the headers: a client's library may send the header on its own account.
-    fn find(state: &ProxyState, path: &str, headers: &HeaderMap) -> Target {
+    fn find(state: &ProxyState, client: &Client, path: &str, headers: &HeaderMap) -> Target {
         let now = Instant::now();
-        let get = |id: &str| SessionId::parse(id).and_then(|id| state.registry.get(id, now));
+        let get = |id: &str| SessionId::parse(id).and_then(|id| state.registry.of_client(id, client, now));
         let in_path = path.strip_prefix("/v1/mcp").unwrap_or_default().trim_matches('/');
         if !in_path.is_empty() {
             let is_literal = in_path.contains("$%7B") || in_path.contains("${");
@@ -355,10 +369,17 @@ impl Tools for SessionTools<'_> {
         Some(ToolView { output: tool.output, param_headers: &tool.param_headers })
     }
 
-    fn call(&self, call: CallParams<'_>) -> Result<Call, String> {
+    fn call(&self, call: CallParams<'_>) -> Result<Call, NotCalled> {
         if self.state.is_draining() {
-            return Err(CallError::ShuttingDown.to_string());
+            return Err(CallError::ShuttingDown.into());
         }
+        let place = Place::take(&self.entry.owner.tenant, &self.state.calls).map_err(|error| {
+            let status = match error {
+                TooManyCalls::Tenant(_) => StatusCode::TOO_MANY_REQUESTS,
+                TooManyCalls::Everybody(_) => StatusCode::SERVICE_UNAVAILABLE,
+            };
+            NotCalled::Overloaded(status, error.to_string())
+        })?;
         let Params { meta, client_info, input_responses, request_state, .. } = call.params;
         let meta = meta.as_ref();
         let request = CallRequest {
@@ -380,7 +401,9 @@ impl Tools for SessionTools<'_> {
                 CancelOnDisconnect::Modern => matches!(call.era, Era::Modern(_)),
             },
         };
-        self.entry.bridge.call(request, Instant::now()).map_err(|error| error.to_string())
+        let mut call = self.entry.bridge.call(request, Instant::now())?;
+        call.keep(place);
+        Ok(call)
     }
 
     fn listeners(&self, era: Era) -> Option<&Listeners> {

@@ -1,15 +1,16 @@
 //! Which sessions there are. Lookups clone out of the map in the same statement; nothing is locked for longer.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use dashmap::DashMap;
 
+use crate::auth::TokenHash;
 use crate::mcp::listen::Listeners;
 use crate::protocol::{Close, SessionId};
 use crate::proxy::bridge::{Bridge, BridgeLimits, CallError, Counters};
 use crate::proxy::session::{Registration, Session, ToolSet};
+use crate::proxy::tenants::{self, AppCaller, Client, Count, Tenant};
 
 /// How often expired sessions are swept out. An expired session is also gone when it is asked for.
 pub const SWEEP_INTERVAL: Duration = Duration::from_secs(15);
@@ -18,9 +19,8 @@ pub const SWEEP_INTERVAL: Duration = Duration::from_secs(15);
 #[derive(Debug)]
 pub struct Registry {
     entries: DashMap<SessionId, Entry>,
-    count: AtomicUsize,
+    count: Count,
     ttl: Duration,
-    max_sessions: usize,
     max_listeners: usize,
     limits: BridgeLimits,
     counters: Arc<Counters>,
@@ -35,13 +35,48 @@ pub struct Entry {
     pub bridge: Arc<Bridge>,
     /// The MCP clients that hear of changes of its tools.
     pub listeners: Arc<Listeners>,
+    /// Whose it is.
+    pub owner: Arc<Owner>,
+}
+
+/// Whose a session is, and what opens it beside its tenant's tokens.
+#[derive(Debug)]
+pub struct Owner {
+    /// The tenant.
+    pub tenant: Arc<Tenant>,
+    /// What its app must send beside its token, if it asked for that.
+    pub secret: Option<TokenHash>,
+    /// The one token of MCP clients that opens it, if its app asked for one. The tenant's do not then.
+    pub mcp_token: Option<TokenHash>,
+}
+
+impl Owner {
+    /// Whether an app may use the session.
+    pub fn admits_app(&self, caller: &AppCaller) -> bool {
+        let has_secret = match (&self.secret, &caller.secret) {
+            (None, _) => true,
+            (Some(secret), Some(given)) => secret.matches(given),
+            (Some(_), None) => false,
+        };
+        self.tenant == caller.tenant && has_secret
+    }
+
+    /// Whether an MCP client may use the session.
+    pub fn admits_client(&self, client: &Client) -> bool {
+        match &self.mcp_token {
+            Some(token) => client.hash.as_ref().is_some_and(|given| token.matches(given)),
+            None => client.tenant.as_ref() == Some(&self.tenant),
+        }
+    }
 }
 
 /// There are as many sessions as allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Full {
-    /// The limit.
-    pub limit: usize,
+pub enum Full {
+    /// Of the tenant.
+    Tenant(usize),
+    /// In all.
+    Everybody(usize),
 }
 
 impl Registry {
@@ -49,9 +84,8 @@ impl Registry {
     pub fn new(ttl: Duration, max_sessions: usize, max_listeners: usize, limits: BridgeLimits) -> Self {
         Registry {
             entries: DashMap::new(),
-            count: AtomicUsize::new(0),
+            count: Count::new(max_sessions),
             ttl,
-            max_sessions,
             max_listeners,
             limits,
             counters: Arc::default(),
@@ -65,7 +99,7 @@ impl Registry {
 
     /// How many sessions there are.
     pub fn len(&self) -> usize {
-        self.count.load(Ordering::Relaxed)
+        self.count.now()
     }
 
     /// Whether there are none.
@@ -77,13 +111,11 @@ impl Registry {
     ///
     /// # Errors
     /// [`Full`] if there are too many.
-    pub fn create(&self, registration: Registration, now: Instant) -> Result<Entry, Full> {
-        let take = |count: usize| (count < self.max_sessions).then_some(count + 1);
-        let full = Full { limit: self.max_sessions };
-        if self.count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_err() {
+    pub fn create(&self, registration: Registration, owner: Owner, now: Instant) -> Result<Entry, Full> {
+        if self.take_place(&owner.tenant).is_err() {
             // Expired sessions that the sweeper has not met yet must not keep a living app out.
             self.sweep(now);
-            self.count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).map_err(|_| full)?;
+            self.take_place(&owner.tenant)?;
         }
         let session = Session::new(registration);
         let bridge = Bridge::new(
@@ -98,12 +130,32 @@ impl Registry {
             session: Arc::new(session),
             bridge: Arc::new(bridge),
             listeners: Arc::new(Listeners::new(self.max_listeners)),
+            owner: Arc::new(owner),
         };
         self.entries.insert(entry.session.id, entry.clone());
         Ok(entry)
     }
 
-    /// The session of this id, unless it has expired.
+    fn take_place(&self, tenant: &Tenant) -> Result<(), Full> {
+        let of_tenant = |full: tenants::Full| Full::Tenant(full.limit);
+        tenant.sessions().take().map_err(of_tenant)?;
+        self.count.take().map_err(|full| {
+            tenant.sessions().give_back();
+            Full::Everybody(full.limit)
+        })
+    }
+
+    /// The session of this id, if this app may use it.
+    pub fn of_app(&self, id: SessionId, caller: &AppCaller, now: Instant) -> Option<Entry> {
+        self.get(id, now).filter(|entry| entry.owner.admits_app(caller))
+    }
+
+    /// The session of this id, if this MCP client may use it.
+    pub fn of_client(&self, id: SessionId, client: &Client, now: Instant) -> Option<Entry> {
+        self.get(id, now).filter(|entry| entry.owner.admits_client(client))
+    }
+
+    /// The session of this id, whosever it is, unless it has expired.
     pub fn get(&self, id: SessionId, now: Instant) -> Option<Entry> {
         let entry = self.entries.get(&id).map(|entry| Entry::clone(&entry))?;
         if entry.bridge.expire(self.ttl, now) {
@@ -131,8 +183,19 @@ impl Registry {
 
     /// Ends a session and forgets it. True if there was one.
     pub fn delete(&self, id: SessionId) -> bool {
+        self.end(id, Close::Deleted)
+    }
+
+    /// Ends the sessions of a tenant that has lost its right to them; how many there were.
+    pub fn revoke(&self, tenant: &Tenant) -> usize {
+        let own = self.entries.iter().filter(|entry| *entry.owner.tenant == *tenant).map(|entry| *entry.key());
+        let own: Vec<SessionId> = own.collect();
+        own.into_iter().filter(|id| self.end(*id, Close::Unauthorized)).count()
+    }
+
+    fn end(&self, id: SessionId, close: Close) -> bool {
         let Some(entry) = self.remove(id) else { return false };
-        entry.bridge.end(CallError::Deleted, Close::Deleted);
+        entry.bridge.end(CallError::Deleted, close);
         true
     }
 
@@ -181,7 +244,8 @@ impl Registry {
 
     fn remove(&self, id: SessionId) -> Option<Entry> {
         let (_, entry) = self.entries.remove(&id)?;
-        self.count.fetch_sub(1, Ordering::Relaxed);
+        self.count.give_back();
+        entry.owner.tenant.sessions().give_back();
         entry.listeners.end();
         Some(entry)
     }

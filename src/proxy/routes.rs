@@ -43,7 +43,7 @@ async fn health() -> &'static str {
 }
 
 /// What stands before all of the apps' routes; the MCP endpoint does the same in its own words.
-async fn gate(State(state): State<Arc<ProxyState>>, request: Request, next: Next) -> Response {
+async fn gate(State(state): State<Arc<ProxyState>>, mut request: Request, next: Next) -> Response {
     let origin = match state.gate.check(request.headers()) {
         Ok(origin) => origin.map(str::to_owned),
         Err(refusal) => return refuse(&state, request, refusal.into()).await,
@@ -51,13 +51,17 @@ async fn gate(State(state): State<Arc<ProxyState>>, request: Request, next: Next
     let is_preflight = origin.is_some() && request.method() == Method::OPTIONS;
     // A bridge is closed with a code instead, which its app can read.
     let needs_token = !is_preflight && !request.uri().path().ends_with("/bridge");
-    let mut response = match state.app_guard.check(request.headers()) {
+    let caller = api::caller(&state, request.headers());
+    let mut response = match caller {
         Err(denied) if needs_token => {
             tracing::debug!(%denied, "app refused");
             refuse(&state, request, denied.into()).await
         }
         _ if is_preflight => cors::preflight(request.headers(), "GET, POST, PUT, DELETE"),
-        _ => next.run(request).await,
+        caller => {
+            request.extensions_mut().insert(caller);
+            next.run(request).await
+        }
     };
     if let Some(origin) = origin {
         cors::allow(&mut response, &origin);

@@ -48,6 +48,10 @@ pub struct Registration {
     pub features: Features,
     /// How it spells its frames.
     pub spelling: Spelling,
+    /// The app wants a secret that only it can use the session with.
+    pub wants_session_secret: bool,
+    /// The app wants a token with which MCP clients get to this session alone.
+    pub wants_mcp_token: bool,
     /// Its tools.
     pub tools: ToolSet,
 }
@@ -82,6 +86,8 @@ impl Session {
                 instructions: old.instructions.clone(),
                 features: old.features,
                 spelling: old.spelling,
+                wants_session_secret: old.wants_session_secret,
+                wants_mcp_token: old.wants_mcp_token,
                 tools,
             },
             server_info: self.server_info.clone(),
@@ -206,6 +212,8 @@ impl Registration {
                 "instructions" => ("instructions", &mut members.instructions),
                 "tools" => ("tools", &mut members.tools),
                 "bridge_features" | "bridgeFeatures" => ("bridge_features", &mut members.bridge_features),
+                "want_session_secret" | "wantSessionSecret" => ("want_session_secret", &mut members.session_secret),
+                "want_mcp_token" | "wantMcpToken" => ("want_mcp_token", &mut members.mcp_token),
                 _ => return Ok(()),
             };
             set(slot, value)
@@ -224,6 +232,8 @@ impl Registration {
             instructions: text("instructions", members.instructions)?.map(Cow::into_owned),
             features: features(members.bridge_features)?,
             spelling: members.spelling,
+            wants_session_secret: flag("want_session_secret", members.session_secret)?,
+            wants_mcp_token: flag("want_mcp_token", members.mcp_token)?,
             tools: ToolSet::parse(members.tools.unwrap_or("[]"), limits)?,
         })
     }
@@ -254,6 +264,8 @@ struct Members<'a> {
     instructions: Option<&'a str>,
     tools: Option<&'a str>,
     bridge_features: Option<&'a str>,
+    session_secret: Option<&'a str>,
+    mcp_token: Option<&'a str>,
 }
 
 /// Walks an object; `null` members count as absent.
@@ -285,6 +297,14 @@ fn text<'a>(name: &str, value: Option<&'a str>) -> Result<Option<Cow<'a, str>>, 
     match value {
         None => Ok(None),
         Some(value) => json::as_string(value).map(Some).ok_or_else(|| format!("{name}: a string is required.")),
+    }
+}
+
+fn flag(name: &str, value: Option<&str>) -> Result<bool, String> {
+    match value {
+        None | Some("false") => Ok(false),
+        Some("true") => Ok(true),
+        Some(_) => Err(format!("{name}: true or false is required.")),
     }
 }
 

@@ -12,7 +12,7 @@ use super::dispatch::{Answer, Called, Dispatcher, INTERNAL_ERROR, INTERNAL_ERROR
 use super::message::MAX_DEPTH;
 use crate::jsonrpc::{self, Message};
 use crate::mcp::listen::Listeners;
-use crate::mcp::{self, AnswerSettings, CallParams, Era, Event, Output, Reply, ToolView, Tools};
+use crate::mcp::{self, AnswerSettings, CallParams, Era, Event, NotCalled, Output, Reply, ToolView, Tools};
 
 /// There are no event streams here, so it does not matter how often they would be looked after.
 const SETTINGS: AnswerSettings = AnswerSettings {
@@ -88,8 +88,8 @@ impl Tools for Lent<'_> {
         Some(ToolView { output: Output::Unspecified, param_headers: &[] })
     }
 
-    fn call(&self, call: CallParams<'_>) -> Result<Running, String> {
-        let found = self.dispatcher.find(call.name.to_owned(), call.arguments)?;
+    fn call(&self, call: CallParams<'_>) -> Result<Running, NotCalled> {
+        let found = self.dispatcher.find(call.name.to_owned(), call.arguments).map_err(NotCalled::Failed)?;
         let running = self.dispatcher.run(Some(call.id.to_owned()), found, self.transport.clone());
         Ok(Running(Box::pin(running)))
     }
