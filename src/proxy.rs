@@ -12,6 +12,7 @@ pub mod cors;
 pub mod error;
 pub mod gate;
 pub mod mcp;
+pub mod rates;
 pub mod registry;
 pub mod routes;
 pub mod session;
@@ -25,6 +26,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use axum::Router;
+use http::HeaderMap;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
@@ -41,6 +43,7 @@ use bridge::socket::{Graces, SocketSettings};
 use config::Config;
 use connection::{Busy, ClientStream, Clocks};
 use gate::Gate;
+use rates::Rates;
 use registry::Registry;
 use tenants::{Count, Tenants, TenantsError};
 
@@ -64,6 +67,9 @@ pub struct ProxyState {
     registry: Registry,
     /// The calls in flight, everybody's.
     calls: Arc<Count>,
+    rates: Rates,
+    /// Places of sockets that are open only to be refused.
+    refused_sockets: Arc<Semaphore>,
     /// Bridges, which hyper does not know any more after their upgrade.
     tasks: TaskTracker,
     draining: AtomicBool,
@@ -91,6 +97,8 @@ impl ProxyState {
                 limits,
             ),
             calls: Arc::new(Count::new(config.max_calls)),
+            rates: Rates::new(&config),
+            refused_sockets: Arc::new(Semaphore::new(config.max_refused_sockets)),
             tasks: TaskTracker::new(),
             draining: AtomicBool::new(false),
             closing: CancellationToken::new(),
@@ -100,6 +108,12 @@ impl ProxyState {
 
     fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)
+    }
+
+    /// Where a request really comes from.
+    fn client_ip(&self, extensions: &http::Extensions, headers: &HeaderMap) -> IpAddr {
+        let peer = extensions.get::<Peer>().map_or(std::net::Ipv4Addr::UNSPECIFIED.into(), |peer| peer.ip);
+        gate::client_ip(&self.config, headers, peer)
     }
 
     fn socket_settings(&self) -> SocketSettings {
@@ -219,6 +233,7 @@ impl Server {
 async fn sweep(state: Arc<ProxyState>, shutdown: CancellationToken) {
     let mut ticks = tokio::time::interval(registry::SWEEP_INTERVAL);
     while shutdown.run_until_cancelled(ticks.tick()).await.is_some() {
+        state.rates.sweep();
         let expired = state.registry.sweep(Instant::now());
         if expired > 0 {
             tracing::info!(expired, sessions = state.registry.len(), "sessions expired");

@@ -7,7 +7,7 @@ use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::support::{App, TestServer, http, send, soon, timed, tools};
+use crate::support::{App, TestServer, http, send, soon, timed, tools, until};
 
 #[tokio::test]
 async fn registrations_are_held_to_the_settings() {
@@ -314,4 +314,78 @@ async fn idle_bridges_are_small() {
     let each = rss().saturating_sub(before) / BRIDGES;
     assert!(each < 40_000, "{each} bytes a session with its bridge");
     sockets.clear();
+}
+
+#[tokio::test]
+async fn requests_a_second_are_bounded_by_address_and_by_tenant() {
+    let settings = [("TRUSTED_PROXIES", "127.0.0.1"), ("MAX_REQUESTS_PER_SECOND_PER_ADDRESS", "3")];
+    let server = TestServer::start(&settings).await;
+    let app = App::register(&server).await;
+    let list = async |address: &str| app.client().header("x-forwarded-for", address).rpc("1", "tools/list", "{}").await;
+    for address in ["9.9.9.1", "6.6.6.6, 9.9.9.2"] {
+        assert_eq!([list(address).await.status, list(address).await.status, list(address).await.status], [200; 3]);
+        let refused = list(address).await;
+        assert_eq!((refused.status, refused.header("retry-after")), (429, Some("1")));
+        assert!(refused.text.contains("3 a second"), "{}", refused.text);
+    }
+    let show = async || send(http().get(app.session_url()).header("x-forwarded-for", "9.9.9.1")).await.status;
+    assert_eq!(show().await, 429, "apps and clients of an address share its bucket");
+    until(async || show().await == 200).await;
+
+    let server = TestServer::start(&[("MAX_REQUESTS_PER_SECOND_PER_TENANT", "2")]).await;
+    let app = App::register(&server).await;
+    assert_eq!(app.client().rpc("1", "tools/list", "{}").await.status, 200);
+    assert_eq!(app.client().rpc("1", "tools/list", "{}").await.status, 429);
+    until(async || app.client().rpc("1", "tools/list", "{}").await.status == 200).await;
+}
+
+#[tokio::test]
+async fn who_has_no_token_may_not_ask_often() {
+    let settings =
+        [("APP_TOKEN", "app-token"), ("OPENCLAW_TOKEN", "claw-token"), ("MAX_DENIALS_PER_SECOND_PER_ADDRESS", "2")];
+    let server = TestServer::start(&settings).await;
+    let app = App::register_as(&server, json!({ "device_id": "d" }), "app-token").await;
+    let statuses = async || {
+        let wrong = http().get(app.session_url()).bearer_auth("wrong");
+        let client = app.client().rpc("1", "ping", "{}").await;
+        [send(wrong).await.status, client.status]
+    };
+    assert_eq!(statuses().await, [401, 401]);
+    assert_eq!(statuses().await, [429, 429]);
+    // Those who have one are not held up by it.
+    for _ in 0..5 {
+        assert_eq!(app.status().await.status, 200);
+        let client = app.client().header("authorization", "Bearer claw-token");
+        assert_eq!(client.rpc("1", "ping", "{}").await.status, 200);
+    }
+}
+
+#[tokio::test]
+async fn few_sockets_are_open_only_to_be_refused() {
+    let settings =
+        [("APP_TOKEN", "app-token"), ("MAX_REFUSED_SOCKETS", "1"), ("MAX_DENIALS_PER_SECOND_PER_ADDRESS", "0")];
+    let server = TestServer::start(&settings).await;
+    let mut app = App::register_as(&server, json!({ "device_id": "d" }), "app-token").await;
+    let path = app.bridge_url.split_once(&format!(":{}", server.port)).unwrap().1.to_owned();
+    let upgrade = |token: &str| {
+        format!(
+            "GET {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+        )
+    };
+    // One that does not take its close frame's answer to heart holds its place for a while.
+    let mut held = TcpStream::connect(("127.0.0.1", server.port)).await.unwrap();
+    held.write_all(upgrade("wrong").as_bytes()).await.unwrap();
+    let mut first = [0; 12];
+    held.read_exact(&mut first).await.unwrap();
+    assert_eq!(&first, b"HTTP/1.1 101");
+    let answer = server.raw(upgrade("wrong").as_bytes(), Duration::from_millis(300)).await;
+    assert!(answer.starts_with("HTTP/1.1 401"), "{answer}");
+    // An app with its token is not kept out.
+    app.token = "app-token".into();
+    app.connect().await;
+    drop(held);
+    until(async || {
+        server.raw(upgrade("wrong").as_bytes(), Duration::from_millis(300)).await.starts_with("HTTP/1.1 101")
+    })
+    .await;
 }

@@ -180,6 +180,17 @@ pub async fn bridge(State(state): State<Arc<ProxyState>>, mut request: Request) 
             .map(|entry| (entry.session.id, socket::begin(&entry.bridge, &state.graces())))
             .map_err(|_| Close::UnknownSession),
     };
+    // A socket that is open only to be refused takes one of a few places; a status tells the rest.
+    let place = match &verdict {
+        Ok(_) => None,
+        Err(close) => match Arc::clone(&state.refused_sockets).try_acquire_owned() {
+            Ok(place) => Some(place),
+            Err(_) if *close == Close::Unauthorized => {
+                return Err(caller_of(&request).err().unwrap_or(Denied::Invalid.into()));
+            }
+            Err(_) => return Err(ApiError::unknown_session()),
+        },
+    };
     let connection = request.extensions().get::<Peer>().cloned();
     let upgrade = hyper::upgrade::on(&mut request);
     let mut response = Response::new(axum::body::Body::empty());
@@ -198,8 +209,8 @@ pub async fn bridge(State(state): State<Arc<ProxyState>>, mut request: Request) 
     let tasks = state.tasks.clone();
     tasks.spawn(
         async move {
-            // Holds the connection's place among the allowed ones.
-            let _connection = connection;
+            // Hold the connection's place among the allowed ones, and among those that are refused.
+            let (_connection, _place) = (connection, place);
             let upgraded = match tokio::time::timeout(state.config.header_timeout.0, upgrade).await {
                 Ok(Ok(upgraded)) => upgraded,
                 Ok(Err(error)) => return tracing::debug!(%error, "upgrade failed"),

@@ -125,6 +125,14 @@ pub struct Config {
     pub max_sessions: usize,
     /// The most messages of a JSON-RPC batch (2025-03-26).
     pub max_batch: usize,
+    /// The most requests a second of a client's address; 0: no bound.
+    pub max_requests_per_second_per_address: u32,
+    /// The most requests a second of a tenant; 0: no bound.
+    pub max_requests_per_second_per_tenant: u32,
+    /// The most requests a second of a client's address that no valid token comes with; 0: no bound.
+    pub max_denials_per_second_per_address: u32,
+    /// The most WebSockets that are open only to be told why they are refused.
+    pub max_refused_sockets: usize,
     /// The most frames that are no valid bridge messages, a minute, before the bridge is closed.
     pub max_bad_frames: u32,
     /// The most bytes of a request's headers.
@@ -185,6 +193,10 @@ impl Default for Config {
             max_sessions_per_tenant: 1000,
             max_sessions: 100_000,
             max_batch: 64,
+            max_requests_per_second_per_address: 0,
+            max_requests_per_second_per_tenant: 0,
+            max_denials_per_second_per_address: 50,
+            max_refused_sockets: 256,
             max_bad_frames: 20,
             max_header_bytes: 32 * KIB,
             max_connections: 20_000,
@@ -376,8 +388,11 @@ impl Config {
             return refuse(format!("{PREFIX}MAX_JSON_DEPTH is {depth}; it must be from 8 to {}.", json::MAX_DEPTH));
         }
         let most = tokio::sync::Semaphore::MAX_PERMITS;
-        let counted =
-            [("MAX_CONNECTIONS", self.max_connections), ("MAX_LISTENERS_PER_SESSION", self.max_listeners_per_session)];
+        let counted = [
+            ("MAX_CONNECTIONS", self.max_connections),
+            ("MAX_REFUSED_SOCKETS", self.max_refused_sockets),
+            ("MAX_LISTENERS_PER_SESSION", self.max_listeners_per_session),
+        ];
         for (name, value) in counted {
             if value > most {
                 return refuse(format!("{PREFIX}{name} is {value}; it must be at most {most}."));

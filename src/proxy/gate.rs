@@ -162,6 +162,20 @@ pub fn public_base(config: &Config, headers: &HeaderMap, peer: IpAddr) -> String
     format!("{scheme}://{host}")
 }
 
+/// Whose request it is: the peer, or behind trusted proxies the last address in `X-Forwarded-For` that is none of
+/// them. What stands further to the left, anybody can have written.
+pub fn client_ip(config: &Config, headers: &HeaderMap, peer: IpAddr) -> IpAddr {
+    let is_trusted = |ip: IpAddr| config.trusted_proxies.iter().any(|network| network.contains(ip));
+    let lines: Vec<&str> = headers.get_all("x-forwarded-for").iter().filter_map(|line| line.to_str().ok()).collect();
+    let mut hops = lines.iter().rev().flat_map(|line| line.rsplit(',')).map(str::trim);
+    let mut client = peer;
+    while is_trusted(client) {
+        let Some(hop) = hops.next().and_then(|hop| hop.parse::<IpAddr>().ok()) else { break };
+        client = hop.to_canonical();
+    }
+    client
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -259,6 +273,20 @@ mod tests {
         }
         let gzip = [("content-type", "application/json"), ("content-encoding", "gzip")];
         assert_eq!(check_json_body(&headers(&gzip)).unwrap_err().status, 415);
+    }
+
+    #[test]
+    fn the_client_is_who_the_last_trusted_proxy_says() {
+        let client = |settings: &[(&str, &str)], peer: &str, lines: &[&str]| {
+            let pairs: Vec<_> = lines.iter().map(|line| ("x-forwarded-for", *line)).collect();
+            client_ip(&config(settings), &headers(&pairs), peer.parse().unwrap()).to_string()
+        };
+        assert_eq!(client(&[], "127.0.0.1", &["6.6.6.6, 9.9.9.9"]), "9.9.9.9");
+        assert_eq!(client(&[], "127.0.0.1", &["6.6.6.6", "9.9.9.9, ::ffff:127.0.0.1"]), "9.9.9.9");
+        assert_eq!(client(&[], "10.0.0.9", &["9.9.9.9"]), "10.0.0.9", "a stranger may write what it likes");
+        assert_eq!(client(&[], "127.0.0.1", &[]), "127.0.0.1");
+        assert_eq!(client(&[], "127.0.0.1", &["9.9.9.9, nonsense"]), "127.0.0.1");
+        assert_eq!(client(&[("TRUSTED_PROXIES", "10.0.0.0/8")], "10.0.0.9", &["9.9.9.9, 10.1.1.1"]), "9.9.9.9");
     }
 
     #[test]

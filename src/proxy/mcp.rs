@@ -5,6 +5,7 @@
 //! clients show nothing else to their users; tool trouble is a result, because three errors in a row make
 //! OpenClaw pause the server.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -44,9 +45,15 @@ pub async fn endpoint(State(state): State<Arc<ProxyState>>, request: Request) ->
             return refused(refusal);
         }
     };
+    let ip = state.client_ip(&parts.extensions, &parts.headers);
+    if let Err(refusal) = state.rates.request(ip) {
+        return refused(refusal);
+    }
     let mut response = match parts.method {
-        Method::POST => post(&state, parts.uri.path(), &parts.headers, request_body).await,
-        Method::GET if state.config.legacy_sse => get(&state, parts.uri.path(), &parts.headers).unwrap_or_else(refused),
+        Method::POST => post(&state, ip, parts.uri.path(), &parts.headers, request_body).await,
+        Method::GET if state.config.legacy_sse => {
+            get(&state, ip, parts.uri.path(), &parts.headers).unwrap_or_else(refused)
+        }
         Method::OPTIONS if origin.is_some() => cors::preflight(&parts.headers, methods(&state.config)),
         _ => {
             body::discard(request_body, &state.config).await;
@@ -78,13 +85,15 @@ fn method_not_allowed(allowed: &'static str) -> Response {
     response
 }
 
-async fn post(state: &Arc<ProxyState>, path: &str, headers: &HeaderMap, request_body: Body) -> Response {
-    let target = match Target::admit(state, path, headers) {
+async fn post(state: &Arc<ProxyState>, ip: IpAddr, path: &str, headers: &HeaderMap, request_body: Body) -> Response {
+    let target = match Target::admit(state, ip, path, headers) {
         Ok(target) => target,
-        Err(denied) => {
+        Err(NotAdmitted::Denied(denied)) => {
             tracing::debug!(%denied, "MCP client refused");
             return unauthorized(state, headers, request_body, denied).await;
         }
+        // Not even the body is read.
+        Err(NotAdmitted::TooMany(refusal)) => return refused(refusal),
     };
     if let Err(refusal) = gate::check_json_body(headers) {
         body::discard(request_body, &state.config).await;
@@ -134,10 +143,13 @@ async fn unauthorized(state: &ProxyState, headers: &HeaderMap, request_body: Bod
 
 /// The stream of changes for clients up to 2025-11-25. Where they can hear of none it is as if there were no GET:
 /// every client takes a 405 in silence.
-fn get(state: &ProxyState, path: &str, headers: &HeaderMap) -> Result<Response, Refusal> {
-    let target = Target::admit(state, path, headers).map_err(|denied| {
-        tracing::debug!(%denied, "MCP client refused");
-        Refusal { status: StatusCode::UNAUTHORIZED, message: denied.to_string() }
+fn get(state: &ProxyState, ip: IpAddr, path: &str, headers: &HeaderMap) -> Result<Response, Refusal> {
+    let target = Target::admit(state, ip, path, headers).map_err(|not_admitted| match not_admitted {
+        NotAdmitted::Denied(denied) => {
+            tracing::debug!(%denied, "MCP client refused");
+            Refusal { status: StatusCode::UNAUTHORIZED, message: denied.to_string() }
+        }
+        NotAdmitted::TooMany(refusal) => refusal,
     })?;
     let entry = target.session(false).map_err(|(status, _, message)| Refusal { status, message })?;
     let is_legacy = headers.get(mcp::headers::PROTOCOL_VERSION).is_none_or(|version| version != mcp::MODERN_VERSION);
@@ -276,17 +288,29 @@ enum Target {
     Conflict,
 }
 
+/// Why a client is not let in.
+enum NotAdmitted {
+    Denied(Denied),
+    TooMany(Refusal),
+}
+
 impl Target {
     /// The session that a client means, if its token is somebody's or this very session's.
-    fn admit(state: &ProxyState, path: &str, headers: &HeaderMap) -> Result<Target, Denied> {
+    fn admit(state: &ProxyState, ip: IpAddr, path: &str, headers: &HeaderMap) -> Result<Target, NotAdmitted> {
         let token = auth::bearer_token(headers);
         let hash = token.map(TokenHash::of);
         let client = Client { tenant: state.tenants.find_hash(Role::Client, hash.as_ref()), hash };
         let target = Target::find(state, &client, path, headers);
-        match (&client.tenant, &target) {
-            (Some(_), _) | (None, Target::Session(_)) => Ok(target),
-            (None, _) => Err(auth::denied(token)),
-        }
+        let tenant = match (&client.tenant, &target) {
+            (_, Target::Session(entry)) => &entry.owner.tenant,
+            (Some(tenant), _) => tenant,
+            (None, _) => {
+                state.rates.denial(ip).map_err(NotAdmitted::TooMany)?;
+                return Err(NotAdmitted::Denied(auth::denied(token)));
+            }
+        };
+        state.rates.of_tenant(tenant).map_err(NotAdmitted::TooMany)?;
+        Ok(target)
     }
 
     /// The path wins over the headers: a client's library may send the header on its own account.

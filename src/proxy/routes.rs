@@ -48,11 +48,22 @@ async fn gate(State(state): State<Arc<ProxyState>>, mut request: Request, next: 
         Ok(origin) => origin.map(str::to_owned),
         Err(refusal) => return refuse(&state, request, refusal.into()).await,
     };
+    let ip = state.client_ip(request.extensions(), request.headers());
+    if let Err(refusal) = state.rates.request(ip) {
+        return ApiError::from(refusal).into_response();
+    }
     let is_preflight = origin.is_some() && request.method() == Method::OPTIONS;
     // A bridge is closed with a code instead, which its app can read.
     let needs_token = !is_preflight && !request.uri().path().ends_with("/bridge");
     let caller = api::caller(&state, request.headers());
+    let has_rate = match &caller {
+        _ if is_preflight => Ok(()),
+        Ok(caller) => state.rates.of_tenant(&caller.tenant),
+        Err(_) => state.rates.denial(ip),
+    };
     let mut response = match caller {
+        // Not even its body is read.
+        _ if let Err(refusal) = has_rate => ApiError::from(refusal).into_response(),
         Err(denied) if needs_token => {
             tracing::debug!(%denied, "app refused");
             refuse(&state, request, denied.into()).await

@@ -1,0 +1,152 @@
+//! How many requests a second: of an address, of a tenant, and of those who have no token.
+//!
+//! A bucket holds a second's worth. Those that are full again are forgotten, so that what is kept depends on who is
+//! busy and not on who has ever been here.
+
+use std::hash::Hash;
+use std::net::{IpAddr, Ipv6Addr};
+use std::num::NonZeroU32;
+use std::sync::Arc;
+
+use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
+use http::StatusCode;
+
+use crate::proxy::config::Config;
+use crate::proxy::gate::Refusal;
+use crate::proxy::tenants::Tenant;
+
+/// The most buckets of a kind. Beyond that the strangers share one: an attack from everywhere must not cost memory.
+const MAX_BUCKETS: usize = 100_000;
+
+/// All buckets.
+#[derive(Debug)]
+pub struct Rates {
+    addresses: Option<Buckets<IpAddr>>,
+    tenants: Option<Buckets<Box<str>>>,
+    denials: Option<Buckets<IpAddr>>,
+}
+
+#[derive(Debug)]
+struct Buckets<K: Hash + Eq + Clone> {
+    buckets: DefaultKeyedRateLimiter<K>,
+    shared: K,
+    per_second: u32,
+}
+
+impl<K: Hash + Eq + Clone> Buckets<K> {
+    /// Buckets of so many a second; none, if there is no bound.
+    fn new(per_second: u32, shared: K) -> Option<Self> {
+        let quota = Quota::per_second(NonZeroU32::new(per_second)?);
+        Some(Buckets { buckets: RateLimiter::keyed(quota), shared, per_second })
+    }
+
+    fn take(&self, key: &K) -> bool {
+        let key = if self.buckets.len() < MAX_BUCKETS { key } else { &self.shared };
+        self.buckets.check_key(key).is_ok()
+    }
+}
+
+impl Rates {
+    /// The bounds of the settings.
+    pub fn new(config: &Config) -> Self {
+        const NOBODY: IpAddr = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
+        Rates {
+            addresses: Buckets::new(config.max_requests_per_second_per_address, NOBODY),
+            tenants: Buckets::new(config.max_requests_per_second_per_tenant, "".into()),
+            denials: Buckets::new(config.max_denials_per_second_per_address, NOBODY),
+        }
+    }
+
+    /// A request from this address.
+    ///
+    /// # Errors
+    /// [`Refusal`] with 429 if there are too many.
+    pub fn request(&self, ip: IpAddr) -> Result<(), Refusal> {
+        check(self.addresses.as_ref(), &network_of(ip), "this address")
+    }
+
+    /// A request with a token of this tenant.
+    ///
+    /// # Errors
+    /// [`Refusal`] with 429 if there are too many.
+    pub fn of_tenant(&self, tenant: &Arc<Tenant>) -> Result<(), Refusal> {
+        match &self.tenants {
+            None => Ok(()),
+            Some(buckets) => check(Some(buckets), &tenant.name().into(), "this tenant"),
+        }
+    }
+
+    /// A request from this address that no token opens a door for.
+    ///
+    /// # Errors
+    /// [`Refusal`] with 429 if there are too many.
+    pub fn denial(&self, ip: IpAddr) -> Result<(), Refusal> {
+        check(self.denials.as_ref(), &network_of(ip), "this address without a valid token")
+    }
+
+    /// Forgets the buckets that are full again.
+    pub fn sweep(&self) {
+        for addresses in [&self.addresses, &self.denials].into_iter().flatten() {
+            addresses.buckets.retain_recent();
+            addresses.buckets.shrink_to_fit();
+        }
+        if let Some(tenants) = &self.tenants {
+            tenants.buckets.retain_recent();
+        }
+    }
+}
+
+fn check<K: Hash + Eq + Clone>(buckets: Option<&Buckets<K>>, key: &K, whose: &str) -> Result<(), Refusal> {
+    let Some(buckets) = buckets else { return Ok(()) };
+    if buckets.take(key) {
+        return Ok(());
+    }
+    let message = format!("Too many requests of {whose} ({} a second). Retry in 1 s.", buckets.per_second);
+    Err(Refusal { status: StatusCode::TOO_MANY_REQUESTS, message })
+}
+
+/// What one party is given: an IPv4 address, or a /64 of IPv6.
+fn network_of(ip: IpAddr) -> IpAddr {
+    match ip.to_canonical() {
+        IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() & (u128::MAX << 64)).into(),
+        ip => ip,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_gets_a_seconds_worth_and_ipv6_counts_by_network() {
+        let mut config = Config::default();
+        config.max_denials_per_second_per_address = 2;
+        let rates = Rates::new(&config);
+        let denied = |ip: &str| rates.denial(ip.parse().unwrap()).is_err();
+        assert_eq!([denied("10.0.0.1"), denied("10.0.0.1"), denied("10.0.0.1")], [false, false, true]);
+        assert_eq!([denied("10.0.0.2"), denied("::ffff:10.0.0.1")], [false, true]);
+        assert_eq!([denied("2001:db8::1"), denied("2001:db8::2"), denied("2001:db8::3")], [false, false, true]);
+        assert!(!denied("2001:db8:0:1::1"));
+        assert!(rates.request("10.0.0.1".parse().unwrap()).is_ok(), "without a bound");
+        let refusal = rates.denial("10.0.0.1".parse().unwrap()).unwrap_err();
+        assert_eq!(refusal.status, 429);
+        assert!(refusal.message.contains("2 a second"), "{}", refusal.message);
+    }
+
+    #[test]
+    fn what_is_kept_does_not_grow_with_who_was_here() {
+        let mut config = Config::default();
+        config.max_denials_per_second_per_address = 1000;
+        let rates = Rates::new(&config);
+        for n in 0..1000_u32 {
+            rates.denial(IpAddr::V4(n.into())).unwrap();
+        }
+        let kept = || rates.denials.as_ref().unwrap().buckets.len();
+        assert_eq!(kept(), 1000);
+        let since = std::time::Instant::now();
+        while kept() > 0 {
+            assert!(since.elapsed().as_secs() < 5);
+            rates.sweep();
+        }
+    }
+}
