@@ -74,7 +74,7 @@ async fn bridge_close(base: &str, id: &str, authorization: &[&str]) -> Option<u1
 #[tokio::test]
 async fn every_token_at_every_endpoint() {
     let file = TenantsFile::new(&(tenant("a", "") + &tenant("b", "")));
-    let server = TestServer::start(&[("TENANTS_FILE", file.path())]).await;
+    let server = TestServer::start(&[("TENANTS_FILE", file.path()), ("MAX_DENIALS_PER_SECOND_PER_ADDRESS", "0")]).await;
     let register = async |token| App::register_as(&server, json!({ "device_id": "d", "tools": tools(&["t"]) }), token);
     let unknown = "0123456789abcdef0123456789abcdef";
     let sessions = format!("{}/v1/chat/sessions", server.base);
