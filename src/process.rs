@@ -1,10 +1,17 @@
 //! What a program of this package does before and after its work: logging, and hearing that it should stop.
 
-use std::io::IsTerminal;
+use std::fs::{File, OpenOptions};
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::Deserialize;
 use tokio_util::sync::CancellationToken;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::{FilterExt, filter_fn};
+use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer};
 
 /// How log lines are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
@@ -16,18 +23,28 @@ pub enum LogFormat {
     Json,
 }
 
-/// Sends log lines to stderr; stdout belongs to the program's output.
+/// Sends log lines to stderr; stdout belongs to the program's output. Events of the target of `audit` go to its file
+/// alone, or nowhere.
 ///
 /// # Errors
 /// A sentence, if `filter` is malformed.
-pub fn init_logging(filter: &str, format: LogFormat) -> Result<(), String> {
-    let filter = EnvFilter::try_new(filter).map_err(|error| format!("OPENCLAW_PROXY_LOG is not usable: {error}."))?;
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    // Only one subscriber can be set, and in a test another one may have been.
-    let _already_set = match format {
-        LogFormat::Human => builder.with_ansi(std::io::stderr().is_terminal()).try_init(),
-        LogFormat::Json => builder.json().flatten_event(true).try_init(),
+pub fn init_logging(filter: &str, format: LogFormat, audit: Option<Audit>) -> Result<(), String> {
+    let unusable = |error: &dyn std::fmt::Display| format!("OPENCLAW_PROXY_LOG is not usable: {error}.");
+    let filter = EnvFilter::try_new(filter).map_err(|error| unusable(&error))?;
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let lines = match format {
+        LogFormat::Human => lines.with_ansi(std::io::stderr().is_terminal()).boxed(),
+        LogFormat::Json => lines.json().flatten_event(true).boxed(),
     };
+    let not_audit = filter_fn(|metadata| metadata.target() != AUDIT_TARGET);
+    let lines = lines.with_filter(filter.and(not_audit));
+    let audit = audit.map(|audit| {
+        let lines = tracing_subscriber::fmt::layer().json().flatten_event(true).with_current_span(false);
+        let lines = lines.with_span_list(false).with_target(false).with_level(false).with_writer(audit);
+        lines.with_filter(filter_fn(|metadata| metadata.target() == AUDIT_TARGET))
+    });
+    // Only one subscriber can be set, and in a test another one may have been.
+    let _already_set = tracing_subscriber::registry().with(lines).with(audit).try_init();
     Ok(())
 }
 
@@ -40,6 +57,67 @@ pub fn without_empty_variables(command: clap::Command) -> clap::Command {
         _ => arg,
     });
     command.mut_subcommands(without_empty_variables)
+}
+
+/// The target of events for the audit log.
+pub const AUDIT_TARGET: &str = "openclaw_audit";
+
+/// The audit log's file.
+#[derive(Debug, Clone)]
+pub struct Audit {
+    path: PathBuf,
+    file: Arc<Mutex<File>>,
+}
+
+impl Audit {
+    /// Opens the file, or makes it, for its owner alone.
+    ///
+    /// # Errors
+    /// If it cannot be opened.
+    pub fn open(path: PathBuf) -> std::io::Result<Self> {
+        let file = Arc::new(Mutex::new(append_to(&path)?));
+        Ok(Audit { path, file })
+    }
+
+    /// Opens the file anew: the old one was moved away.
+    ///
+    /// # Errors
+    /// If it cannot be opened; then the old one is written on.
+    pub fn reopen(&self) -> std::io::Result<()> {
+        let file = append_to(&self.path)?;
+        *self.file.lock().unwrap_or_else(PoisonError::into_inner) = file;
+        Ok(())
+    }
+}
+
+fn append_to(path: &Path) -> std::io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.append(true).create(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    options.open(path)
+}
+
+impl<'a> MakeWriter<'a> for Audit {
+    type Writer = Line<'a>;
+
+    fn make_writer(&'a self) -> Line<'a> {
+        Line(self.file.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// The file while one line is written to it.
+#[derive(Debug)]
+pub struct Line<'a>(MutexGuard<'a, File>);
+
+impl Write for Line<'_> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.0.flush()
+    }
 }
 
 /// A token that ends at the first signal to stop (SIGINT or SIGTERM; Ctrl-C, close or shutdown on Windows). The

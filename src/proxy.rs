@@ -4,6 +4,7 @@
 //! It takes its listener and its shutdown token from outside, so that a test can start many of them.
 
 pub mod api;
+pub mod audit;
 pub mod body;
 pub mod bridge;
 pub mod config;

@@ -11,6 +11,8 @@ mod support;
 /// The apps that cope with networks.
 #[cfg(unix)]
 mod apps;
+/// The audit log: who did what.
+mod audit;
 /// Tokens and who gets in.
 mod auth;
 /// Bridges: results, losses, takeovers, liveness.
@@ -67,13 +69,13 @@ mod sessions;
 mod shutdown;
 /// The stdio program.
 mod stdio;
+/// Many tenants: whose token opens what.
+mod tenants;
 /// Speaking and listening.
 #[cfg(target_os = "linux")]
 mod voice;
 /// The whole way: an MCP client, the proxy, the node, the desktop.
 #[cfg(target_os = "linux")]
 mod whole_way;
-/// Many tenants: whose token opens what.
-mod tenants;
 /// The command line for the local MCP server.
 mod winnode;

@@ -9,7 +9,7 @@ use anyhow::Context;
 use clap::{Parser, Subcommand};
 use openclaw_mcp_proxy::auth::{TokenHash, new_token};
 use openclaw_mcp_proxy::demo::Demo;
-use openclaw_mcp_proxy::process;
+use openclaw_mcp_proxy::process::{self, Audit};
 use openclaw_mcp_proxy::proxy::{Server, config::Config, tenants::TenantsError};
 
 /// Lends an app's tools to OpenClaw and any other MCP client. Settings are OPENCLAW_PROXY_* environment variables.
@@ -54,10 +54,14 @@ async fn main() -> ExitCode {
         Ok(config) => config,
         Err(error) => return fail(EXIT_CONFIG, &error.to_string()),
     };
-    if let Err(error) = process::init_logging(&config.log, config.log_format) {
+    let audit = match config.audit_file.clone().map(Audit::open).transpose() {
+        Ok(audit) => audit,
+        Err(error) => return fail(EXIT_CONFIG, &format!("OPENCLAW_PROXY_AUDIT_FILE cannot be written: {error}.")),
+    };
+    if let Err(error) = process::init_logging(&config.log, config.log_format, audit.clone()) {
         return fail(EXIT_CONFIG, &error);
     }
-    match run(cli.command.unwrap_or(Command::Serve), config).await {
+    match run(cli.command.unwrap_or(Command::Serve), config, audit).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(1, &format!("{error:#}")),
     }
@@ -69,7 +73,7 @@ fn fail(code: u8, message: &str) -> ExitCode {
     ExitCode::from(code)
 }
 
-async fn run(command: Command, config: Config) -> anyhow::Result<()> {
+async fn run(command: Command, config: Config, audit: Option<Audit>) -> anyhow::Result<()> {
     if matches!(command, Command::Health) {
         return health(&config).await;
     }
@@ -83,7 +87,7 @@ async fn run(command: Command, config: Config) -> anyhow::Result<()> {
     }
     match command {
         Command::Serve | Command::Health | Command::Token => {
-            let _reloading = reload_on_hangup(server.reload())?;
+            let _reloading = reload_on_hangup(server.reload(), audit)?;
             server.run(shutdown).await;
         }
         Command::Demo { once } => {
@@ -109,15 +113,19 @@ fn print_token(out: &mut impl Write) -> io::Result<()> {
     out.flush()
 }
 
-/// Reads the file of tenants again whenever SIGHUP comes; the task ends with what is returned.
+/// Reads the file of tenants again, and opens the audit log anew, whenever SIGHUP comes; the task ends with what is returned.
 #[cfg(unix)]
 fn reload_on_hangup(
     reload: impl Fn() -> Result<String, TenantsError> + Send + 'static,
+    audit: Option<Audit>,
 ) -> io::Result<tokio::task::JoinSet<()>> {
     let mut hangups = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::hangup())?;
     let mut task = tokio::task::JoinSet::new();
     task.spawn(async move {
         while hangups.recv().await.is_some() {
+            if let Some(Err(error)) = audit.as_ref().map(Audit::reopen) {
+                tracing::error!(%error, "the audit log cannot be opened anew; the old file is written on");
+            }
             match reload() {
                 Ok(news) => tracing::info!("{news}"),
                 Err(error) => tracing::error!("{error} What was read before stays in force."),
@@ -128,7 +136,7 @@ fn reload_on_hangup(
 }
 
 #[cfg(not(unix))]
-fn reload_on_hangup<T>(_: T) -> io::Result<()> {
+fn reload_on_hangup<T>(_: T, _: Option<Audit>) -> io::Result<()> {
     Ok(())
 }
 

@@ -40,7 +40,7 @@ fn main() -> ExitCode {
 }
 
 fn serve(cli: Cli) -> anyhow::Result<()> {
-    process::init_logging(&cli.log, LogFormat::Human).map_err(anyhow::Error::msg)?;
+    process::init_logging(&cli.log, LogFormat::Human, None).map_err(anyhow::Error::msg)?;
     let options = Options {
         base_url: cli.proxy_base_url,
         url: cli.url,

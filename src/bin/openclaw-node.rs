@@ -74,7 +74,7 @@ const EXIT_CONFIG: u8 = 78;
 async fn main() -> ExitCode {
     let parsed = process::without_empty_variables(Cli::command()).try_get_matches();
     let Cli { command, log } = parsed.and_then(|matches| Cli::from_arg_matches(&matches)).unwrap_or_else(|e| e.exit());
-    if let Err(error) = process::init_logging(&log, LogFormat::Human) {
+    if let Err(error) = process::init_logging(&log, LogFormat::Human, None) {
         return fail(EXIT_CONFIG, &error);
     }
     let out = &mut io::stdout();

@@ -28,14 +28,15 @@ use crate::json;
 use crate::protocol::{
     BEARER_SUBPROTOCOL_PREFIX, BRIDGE_SUBPROTOCOL, Close, SECRET_SUBPROTOCOL_PREFIX, SESSION_SECRET_HEADER, SessionId,
 };
-use crate::proxy::bridge::socket;
+use crate::proxy::audit::Who;
+use crate::proxy::bridge::socket::{self, Life};
 use crate::proxy::connection::ClientStream;
 use crate::proxy::error::{ApiError, respond};
 use crate::proxy::gate;
 use crate::proxy::registry::{Entry, Full, Owner};
 use crate::proxy::session::{Registration, ToolSet, tools_member};
 use crate::proxy::tenants::{AppCaller, Role};
-use crate::proxy::{Peer, ProxyState, Request, body};
+use crate::proxy::{Peer, ProxyState, Request, audit, body};
 
 type Result<T = Response> = std::result::Result<T, ApiError>;
 
@@ -82,6 +83,7 @@ pub async fn create(State(state): State<Arc<ProxyState>>, request: Request) -> R
         tools = session.registration.tools.len(),
         "session registered"
     );
+    audit::created(&entry.who(), session.registration.tools.len());
     let peer = parts.extensions.get::<Peer>().map_or(std::net::Ipv4Addr::UNSPECIFIED.into(), |peer| peer.ip);
     let base = gate::public_base(&state.config, &parts.headers, peer);
     // http gives ws, https gives wss.
@@ -135,6 +137,7 @@ pub async fn delete(State(state): State<Arc<ProxyState>>, request: Request) -> R
         && state.registry.delete(entry.session.id)
     {
         tracing::info!(session.id = %entry.session.id.short(), "session deleted");
+        audit::ended(&entry.who(), "deleted");
     }
     Ok(respond(StatusCode::OK, br#"{"ok":true}"#.to_vec()))
 }
@@ -147,7 +150,7 @@ pub async fn put_tools(State(state): State<Arc<ProxyState>>, request: Request) -
     let entry = entry?;
     let text = checked_json(&body, state.config.max_json_depth)?;
     let tools = tools_member(text, state.config.max_json_depth).map_err(unprocessable)?;
-    let (count, warnings) = update_tools(&state, entry.session.id, tools)?;
+    let (count, warnings) = update_tools(&state, &entry.who(), tools)?;
     let mut answer = serde_json::json!({ "ok": true, "tools": count });
     if !warnings.is_empty() {
         answer["warnings"] = warnings.into();
@@ -155,13 +158,15 @@ pub async fn put_tools(State(state): State<Arc<ProxyState>>, request: Request) -
     Ok(respond(StatusCode::OK, answer.to_string().into_bytes()))
 }
 
-fn update_tools(state: &ProxyState, id: SessionId, tools: &str) -> Result<(usize, Vec<String>)> {
+fn update_tools(state: &ProxyState, who: &Who, tools: &str) -> Result<(usize, Vec<String>)> {
     let tools = ToolSet::parse(tools, &state.config.tool_limits()).map_err(unprocessable)?;
     let (count, warnings) = (tools.len(), tools.warnings.clone());
+    let id = who.session;
     if !state.registry.update_tools(id, tools, Instant::now()) {
         return Err(ApiError::unknown_session());
     }
     tracing::info!(session.id = %id.short(), tools = count, "tools updated");
+    audit::tools_changed(who, count);
     Ok((count, warnings))
 }
 
@@ -177,7 +182,11 @@ pub async fn bridge(State(state): State<Arc<ProxyState>>, mut request: Request) 
     let verdict = match caller_of(&request) {
         Err(_) => Err(Close::Unauthorized),
         Ok(_) => find(&state, &request)
-            .map(|entry| (entry.session.id, socket::begin(&entry.bridge, &state.graces())))
+            .map(|entry| {
+                let newcomer = socket::begin(&entry.bridge, &state.graces());
+                // Not the whole entry: the tools that it has now would outlive their change.
+                (entry.who(), newcomer)
+            })
             .map_err(|_| Close::UnknownSession),
     };
     // A socket that is open only to be refused takes one of a few places; a status tells the rest.
@@ -191,6 +200,7 @@ pub async fn bridge(State(state): State<Arc<ProxyState>>, mut request: Request) 
             Err(_) => return Err(ApiError::unknown_session()),
         },
     };
+    let ip = state.client_ip(request.extensions(), request.headers());
     let connection = request.extensions().get::<Peer>().cloned();
     let upgrade = hyper::upgrade::on(&mut request);
     let mut response = Response::new(axum::body::Body::empty());
@@ -203,7 +213,7 @@ pub async fn bridge(State(state): State<Arc<ProxyState>>, mut request: Request) 
         headers.insert(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(BRIDGE_SUBPROTOCOL));
     }
     let span = match &verdict {
-        Ok((id, _)) => tracing::info_span!("bridge", session.id = %id.short()),
+        Ok((who, _)) => tracing::info_span!("bridge", session.id = %who.session.short()),
         Err(_) => tracing::info_span!("bridge"),
     };
     let tasks = state.tasks.clone();
@@ -225,11 +235,15 @@ pub async fn bridge(State(state): State<Arc<ProxyState>>, mut request: Request) 
             let websocket = socket::server_socket(stream, settings.max_message_bytes);
             match verdict {
                 Err(close) => socket::refuse(websocket, close).await,
-                Ok((id, newcomer)) => {
+                Ok((who, newcomer)) => {
                     let update = |tools: &str| {
-                        update_tools(&state, id, tools).map(|(count, _)| count).map_err(ApiError::into_detail)
+                        update_tools(&state, &who, tools).map(|(count, _)| count).map_err(ApiError::into_detail)
                     };
-                    socket::run(websocket, newcomer, settings, update).await;
+                    let tell = |life| match life {
+                        Life::Attached { epoch } => audit::attached(&who, epoch, ip),
+                        Life::Detached { epoch, reason, since } => audit::detached(&who, epoch, reason, since),
+                    };
+                    socket::run(websocket, newcomer, settings, update, tell).await;
                 }
             }
         }

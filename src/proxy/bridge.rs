@@ -31,7 +31,6 @@ use crate::mcp::{Event, Progress, Reply};
 use crate::protocol::{
     self, Answer, BadFrame, CallRef, CancelReason, Close, Context, Features, FromApp, Invoke, SessionId, Spelling,
 };
-use crate::proxy::tenants::Place;
 
 /// How many progress reports wait for a slow client; further ones are dropped, for only the last one matters.
 const PROGRESS_QUEUE: usize = 16;
@@ -114,6 +113,26 @@ pub enum CallError {
     /// The app's answer cannot be used.
     #[error("The app's answer is not usable. {0}")]
     Malformed(String),
+}
+
+impl CallError {
+    /// In a word, for the audit log.
+    pub fn outcome(&self) -> &'static str {
+        match self {
+            CallError::NotConnected => "not_connected",
+            CallError::Lost => "lost",
+            CallError::NotResumed(_) => "not_resumed",
+            CallError::NotDelivered => "not_delivered",
+            CallError::Timeout(_) => "timeout",
+            CallError::Cancelled => "cancelled",
+            CallError::Deleted => "session_deleted",
+            CallError::ShuttingDown => "shutting_down",
+            CallError::Busy(_) => "busy",
+            CallError::QueueFull(_) => "queue_full",
+            CallError::TooLarge { .. } => "result_too_large",
+            CallError::Malformed(_) => "malformed",
+        }
+    }
 }
 
 /// How a call ended.
@@ -306,7 +325,7 @@ impl Bridge {
             timeout,
             cancel_on_drop: request.cancel_on_drop,
             ended: false,
-            place: None,
+            outcome: None,
         })
     }
 
@@ -631,13 +650,13 @@ pub struct Call {
     timeout: Duration,
     cancel_on_drop: bool,
     ended: bool,
-    place: Option<Place>,
+    outcome: Option<&'static str>,
 }
 
 impl Call {
-    /// Keeps a place for as long as the call is in flight.
-    pub fn keep(&mut self, place: Place) {
-        self.place = Some(place);
+    /// How it ended, in a word; `None` if it has not.
+    pub fn outcome(&self) -> Option<&'static str> {
+        self.outcome
     }
 }
 
@@ -670,7 +689,12 @@ impl crate::mcp::Call for Call {
             }
         };
         self.ended = true;
-        self.place = None;
+        self.outcome = Some(match &outcome {
+            Ok(Reply::Content(_) | Reply::Result(_)) => "ok",
+            Ok(Reply::Failed(_)) => "tool_error",
+            Ok(Reply::RpcError { .. }) => "rpc_error",
+            Err(error) => error.outcome(),
+        });
         Event::Ended(outcome.unwrap_or_else(|error| Reply::Failed(error.to_string())))
     }
 }

@@ -52,6 +52,8 @@ pub struct Config {
     pub log: String,
     /// How it is logged.
     pub log_format: LogFormat,
+    /// Where the audit log goes, a line of JSON for each event; nowhere without it.
+    pub audit_file: Option<PathBuf>,
 
     /// How long a session lives after the last sign of its app.
     #[serde(rename = "session_ttl_seconds")]
@@ -164,6 +166,7 @@ impl Default for Config {
             legacy_sse: false,
             log: "info".into(),
             log_format: LogFormat::Human,
+            audit_file: None,
             session_ttl: Seconds::new(300),
             tool_timeout: Seconds::new(120),
             stream_after: Seconds::new(5),

@@ -22,8 +22,9 @@ use crate::auth::{self, Denied, TokenHash};
 use crate::json;
 use crate::jsonrpc::{self, INVALID_REQUEST, Message, PARSE_ERROR, Params};
 use crate::mcp::listen::{ListenStream, Listeners, TooMany};
-use crate::mcp::{self, Answer, CallParams, Era, NotCalled, ToolView, Tools, dispatch};
+use crate::mcp::{self, Answer, CallParams, Era, Event, NotCalled, Reply, ToolView, Tools, dispatch};
 use crate::protocol::{Context, SESSION_HEADER, SESSION_HEADER_ALIAS, SessionId};
+use crate::proxy::audit::{self, CallRecord};
 use crate::proxy::bridge::{Call, CallError, CallRequest};
 use crate::proxy::config::{CancelOnDisconnect, Config};
 use crate::proxy::error::respond;
@@ -38,15 +39,17 @@ const NOT_FOUND: i64 = 404;
 /// Every method on the MCP endpoint.
 pub async fn endpoint(State(state): State<Arc<ProxyState>>, request: Request) -> Response {
     let (parts, request_body) = request.into_parts();
+    let ip = state.client_ip(&parts.extensions, &parts.headers);
     let origin = match state.gate.check(&parts.headers) {
         Ok(origin) => origin,
         Err(refusal) => {
+            audit::refused(Role::Client, ip, refusal.status);
             body::discard(request_body, &state.config).await;
             return refused(refusal);
         }
     };
-    let ip = state.client_ip(&parts.extensions, &parts.headers);
     if let Err(refusal) = state.rates.request(ip) {
+        audit::refused(Role::Client, ip, refusal.status);
         return refused(refusal);
     }
     let mut response = match parts.method {
@@ -90,10 +93,14 @@ async fn post(state: &Arc<ProxyState>, ip: IpAddr, path: &str, headers: &HeaderM
         Ok(target) => target,
         Err(NotAdmitted::Denied(denied)) => {
             tracing::debug!(%denied, "MCP client refused");
+            audit::refused(Role::Client, ip, StatusCode::UNAUTHORIZED);
             return unauthorized(state, headers, request_body, denied).await;
         }
         // Not even the body is read.
-        Err(NotAdmitted::TooMany(refusal)) => return refused(refusal),
+        Err(NotAdmitted::TooMany(refusal)) => {
+            audit::refused(Role::Client, ip, refusal.status);
+            return refused(refusal);
+        }
     };
     if let Err(refusal) = gate::check_json_body(headers) {
         body::discard(request_body, &state.config).await;
@@ -239,7 +246,7 @@ async fn answer(
     headers: &HeaderMap,
     text: &str,
     accepts_stream: bool,
-) -> Option<Answer<Call>> {
+) -> Option<Answer<Running>> {
     let message = match Message::parse(text, state.config.max_json_depth) {
         Ok(message) => message,
         Err(invalid) => {
@@ -370,7 +377,7 @@ struct SessionTools<'a> {
 }
 
 impl Tools for SessionTools<'_> {
-    type Call = Call;
+    type Call = Running;
 
     fn server_info(&self) -> &str {
         &self.entry.session.server_info
@@ -393,17 +400,63 @@ impl Tools for SessionTools<'_> {
         Some(ToolView { output: tool.output, param_headers: &tool.param_headers })
     }
 
-    fn call(&self, call: CallParams<'_>) -> Result<Call, NotCalled> {
-        if self.state.is_draining() {
-            return Err(CallError::ShuttingDown.into());
+    fn call(&self, call: CallParams<'_>) -> Result<Running, NotCalled> {
+        let record = CallRecord::begin(|| self.entry.who(), call.name, call.arguments);
+        let started = self.start(call);
+        match started {
+            Ok((call, place)) => Ok(Running { call, record, _place: place }),
+            Err(error) => {
+                if let Some(record) = record {
+                    record.end(error.outcome(), 0);
+                }
+                Err(error.into())
+            }
         }
-        let place = Place::take(&self.entry.owner.tenant, &self.state.calls).map_err(|error| {
-            let status = match error {
-                TooManyCalls::Tenant(_) => StatusCode::TOO_MANY_REQUESTS,
-                TooManyCalls::Everybody(_) => StatusCode::SERVICE_UNAVAILABLE,
-            };
-            NotCalled::Overloaded(status, error.to_string())
-        })?;
+    }
+
+    fn listeners(&self, era: Era) -> Option<&Listeners> {
+        let can_be_told = matches!(era, Era::Modern(_)) || self.state.config.legacy_sse;
+        let has_news = self.entry.session.registration.features.tools;
+        (can_be_told && has_news).then_some(&*self.entry.listeners)
+    }
+}
+
+/// Why a call was not started.
+enum NotStarted {
+    TooMany(TooManyCalls),
+    Failed(CallError),
+}
+
+impl NotStarted {
+    fn outcome(&self) -> &'static str {
+        match self {
+            NotStarted::TooMany(TooManyCalls::Tenant(_)) => "tenant_busy",
+            NotStarted::TooMany(TooManyCalls::Everybody(_)) => "proxy_busy",
+            NotStarted::Failed(error) => error.outcome(),
+        }
+    }
+}
+
+impl From<NotStarted> for NotCalled {
+    fn from(error: NotStarted) -> Self {
+        match error {
+            NotStarted::TooMany(error @ TooManyCalls::Tenant(_)) => {
+                NotCalled::Overloaded(StatusCode::TOO_MANY_REQUESTS, error.to_string())
+            }
+            NotStarted::TooMany(error @ TooManyCalls::Everybody(_)) => {
+                NotCalled::Overloaded(StatusCode::SERVICE_UNAVAILABLE, error.to_string())
+            }
+            NotStarted::Failed(error) => NotCalled::Failed(error.to_string()),
+        }
+    }
+}
+
+impl SessionTools<'_> {
+    fn start(&self, call: CallParams<'_>) -> Result<(Call, Place), NotStarted> {
+        if self.state.is_draining() {
+            return Err(NotStarted::Failed(CallError::ShuttingDown));
+        }
+        let place = Place::take(&self.entry.owner.tenant, &self.state.calls).map_err(NotStarted::TooMany)?;
         let Params { meta, client_info, input_responses, request_state, .. } = call.params;
         let meta = meta.as_ref();
         let request = CallRequest {
@@ -425,14 +478,38 @@ impl Tools for SessionTools<'_> {
                 CancelOnDisconnect::Modern => matches!(call.era, Era::Modern(_)),
             },
         };
-        let mut call = self.entry.bridge.call(request, Instant::now())?;
-        call.keep(place);
-        Ok(call)
+        let call = self.entry.bridge.call(request, Instant::now()).map_err(NotStarted::Failed)?;
+        Ok((call, place))
     }
+}
 
-    fn listeners(&self, era: Era) -> Option<&Listeners> {
-        let can_be_told = matches!(era, Era::Modern(_)) || self.state.config.legacy_sse;
-        let has_news = self.entry.session.registration.features.tools;
-        (can_be_told && has_news).then_some(&*self.entry.listeners)
+/// A call in flight with its place, and its line in the audit log.
+#[derive(Debug)]
+struct Running {
+    call: Call,
+    record: Option<CallRecord>,
+    _place: Place,
+}
+
+impl mcp::Call for Running {
+    async fn next(&mut self, until: Instant) -> Event {
+        let event = self.call.next(until).await;
+        if let (Event::Ended(reply), Some(record)) = (&event, self.record.take_if(|_| self.call.outcome().is_some())) {
+            let size = match reply {
+                Reply::Content(json) | Reply::Result(json) => json.len(),
+                Reply::Failed(text) => text.len(),
+                Reply::RpcError { message, .. } => message.len(),
+            };
+            record.end(self.call.outcome().unwrap_or_default(), size);
+        }
+        event
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(record) = self.record.take() {
+            record.end("client_gone", 0);
+        }
     }
 }

@@ -8,6 +8,7 @@ use dashmap::DashMap;
 use crate::auth::TokenHash;
 use crate::mcp::listen::Listeners;
 use crate::protocol::{Close, SessionId};
+use crate::proxy::audit::{self, Who};
 use crate::proxy::bridge::{Bridge, BridgeLimits, CallError, Counters};
 use crate::proxy::session::{Registration, Session, ToolSet};
 use crate::proxy::tenants::{self, AppCaller, Client, Count, Tenant};
@@ -37,6 +38,13 @@ pub struct Entry {
     pub listeners: Arc<Listeners>,
     /// Whose it is.
     pub owner: Arc<Owner>,
+}
+
+impl Entry {
+    /// Whose it is, for the audit log.
+    pub fn who(&self) -> Who {
+        Who { tenant: Arc::clone(&self.owner.tenant), session: self.session.id }
+    }
 }
 
 /// Whose a session is, and what opens it beside its tenant's tokens.
@@ -159,7 +167,9 @@ impl Registry {
     pub fn get(&self, id: SessionId, now: Instant) -> Option<Entry> {
         let entry = self.entries.get(&id).map(|entry| Entry::clone(&entry))?;
         if entry.bridge.expire(self.ttl, now) {
-            self.remove(id);
+            if self.remove(id).is_some() {
+                audit::ended(&entry.who(), "expired");
+            }
             return None;
         }
         Some(entry)
@@ -183,20 +193,21 @@ impl Registry {
 
     /// Ends a session and forgets it. True if there was one.
     pub fn delete(&self, id: SessionId) -> bool {
-        self.end(id, Close::Deleted)
+        self.end(id, Close::Deleted).is_some()
     }
 
     /// Ends the sessions of a tenant that has lost its right to them; how many there were.
     pub fn revoke(&self, tenant: &Tenant) -> usize {
         let own = self.entries.iter().filter(|entry| *entry.owner.tenant == *tenant).map(|entry| *entry.key());
         let own: Vec<SessionId> = own.collect();
-        own.into_iter().filter(|id| self.end(*id, Close::Unauthorized)).count()
+        let revoked = own.into_iter().filter_map(|id| self.end(id, Close::Unauthorized));
+        revoked.inspect(|entry| audit::ended(&entry.who(), "revoked")).count()
     }
 
-    fn end(&self, id: SessionId, close: Close) -> bool {
-        let Some(entry) = self.remove(id) else { return false };
+    fn end(&self, id: SessionId, close: Close) -> Option<Entry> {
+        let entry = self.remove(id)?;
         entry.bridge.end(CallError::Deleted, close);
-        true
+        Some(entry)
     }
 
     /// When the session would expire if nothing happened; `None` while it is kept alive.
@@ -213,7 +224,11 @@ impl Registry {
                 expired.push(*entry.key());
             }
         }
-        expired.into_iter().filter(|id| self.remove(*id).is_some()).count()
+        expired
+            .into_iter()
+            .filter_map(|id| self.remove(id))
+            .inspect(|entry| audit::ended(&entry.who(), "expired"))
+            .count()
     }
 
     /// Ends the streams of those who listen, because the process stops: nobody waits for their end.

@@ -10,7 +10,8 @@ use axum::routing::{any, get, post, put};
 use http::{Method, StatusCode};
 
 use crate::proxy::error::ApiError;
-use crate::proxy::{ProxyState, Request, api, body, cors, mcp};
+use crate::proxy::tenants::Role;
+use crate::proxy::{ProxyState, Request, api, audit, body, cors, mcp};
 
 /// The router of the public listener.
 pub fn router(state: Arc<ProxyState>) -> Router {
@@ -44,12 +45,16 @@ async fn health() -> &'static str {
 
 /// What stands before all of the apps' routes; the MCP endpoint does the same in its own words.
 async fn gate(State(state): State<Arc<ProxyState>>, mut request: Request, next: Next) -> Response {
+    let ip = state.client_ip(request.extensions(), request.headers());
     let origin = match state.gate.check(request.headers()) {
         Ok(origin) => origin.map(str::to_owned),
-        Err(refusal) => return refuse(&state, request, refusal.into()).await,
+        Err(refusal) => {
+            audit::refused(Role::App, ip, refusal.status);
+            return refuse(&state, request, refusal.into()).await;
+        }
     };
-    let ip = state.client_ip(request.extensions(), request.headers());
     if let Err(refusal) = state.rates.request(ip) {
+        audit::refused(Role::App, ip, refusal.status);
         return ApiError::from(refusal).into_response();
     }
     let is_preflight = origin.is_some() && request.method() == Method::OPTIONS;
@@ -63,13 +68,20 @@ async fn gate(State(state): State<Arc<ProxyState>>, mut request: Request, next: 
     };
     let mut response = match caller {
         // Not even its body is read.
-        _ if let Err(refusal) = has_rate => ApiError::from(refusal).into_response(),
+        _ if let Err(refusal) = has_rate => {
+            audit::refused(Role::App, ip, refusal.status);
+            ApiError::from(refusal).into_response()
+        }
         Err(denied) if needs_token => {
             tracing::debug!(%denied, "app refused");
+            audit::refused(Role::App, ip, StatusCode::UNAUTHORIZED);
             refuse(&state, request, denied.into()).await
         }
         _ if is_preflight => cors::preflight(request.headers(), "GET, POST, PUT, DELETE"),
         caller => {
+            if caller.is_err() {
+                audit::refused(Role::App, ip, StatusCode::UNAUTHORIZED);
+            }
             request.extensions_mut().insert(caller);
             next.run(request).await
         }

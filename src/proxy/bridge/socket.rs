@@ -120,12 +120,14 @@ pub enum Newcomer {
 
 /// Connects a socket to its session and serves it until either goes.
 ///
-/// `update_tools` is called for frames of that kind; its error is sent to the app.
+/// `update_tools` is called for frames of that kind; its error is sent to the app. `tell` hears when the socket became
+/// the bridge, and that it is that no longer.
 pub async fn run<S: AsyncRead + AsyncWrite + Unpin>(
     mut socket: WebSocketStream<ClientStream<S>>,
     newcomer: Newcomer,
     settings: SocketSettings,
     update_tools: impl Fn(&str) -> Result<usize, String>,
+    tell: impl Fn(Life),
 ) {
     let attachment = match newcomer {
         Newcomer::Attached(attachment) => attachment,
@@ -134,9 +136,16 @@ pub async fn run<S: AsyncRead + AsyncWrite + Unpin>(
             Err(close) => return refuse(socket, close).await,
         },
     };
-    tracing::info!(bridge.epoch = attachment.epoch, "bridge connected");
+    let (epoch, since) = (attachment.epoch, Instant::now());
+    tracing::info!(bridge.epoch = epoch, "bridge connected");
+    tell(Life::Attached { epoch });
     let end = Pump::new(&mut socket, &attachment, settings, update_tools).run().await;
-    tracing::info!(bridge.epoch = attachment.epoch, end = ?end, "bridge disconnected");
+    tracing::info!(bridge.epoch = epoch, end = ?end, "bridge disconnected");
+    let reason = match &end {
+        End::Gone => "gone",
+        End::Close(close) => close.reason(),
+    };
+    tell(Life::Detached { epoch, reason, since });
     // From here on the app has no bridge, however long it takes to say goodbye.
     drop(attachment);
     match end {
@@ -189,6 +198,25 @@ async fn attach(bridge: Arc<Bridge>, graces: Graces, probe: Duration) -> Result<
         }
     }
     Err(Close::AlreadyConnected)
+}
+
+/// What becomes of a socket.
+#[derive(Debug, Clone, Copy)]
+pub enum Life {
+    /// It is its session's bridge.
+    Attached {
+        /// Its epoch.
+        epoch: u64,
+    },
+    /// It is that no longer.
+    Detached {
+        /// Its epoch.
+        epoch: u64,
+        /// In few words, why.
+        reason: &'static str,
+        /// Since when it was.
+        since: Instant,
+    },
 }
 
 /// How a socket's service ended.
