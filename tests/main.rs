@@ -12,17 +12,20 @@ mod support;
 #[cfg(unix)]
 mod apps;
 /// The audit log: who did what.
+#[cfg(unix)]
 mod audit;
 /// Tokens and who gets in.
 mod auth;
 /// Bridges: results, losses, takeovers, liveness.
 mod bridge;
 /// Requests to a browser-control host.
+#[cfg(unix)]
 mod browser;
 /// The node's cameras.
 #[cfg(target_os = "linux")]
 mod camera;
 /// The node's canvas, with a real browser.
+#[cfg(unix)]
 mod canvas;
 /// The real MCP clients.
 #[cfg(unix)]
@@ -37,6 +40,7 @@ mod desktop;
 #[cfg(unix)]
 mod docs;
 /// Running programs, and who may say so.
+#[cfg(unix)]
 mod exec;
 /// When sessions end by themselves.
 mod expiry;
@@ -62,6 +66,7 @@ mod resume;
 #[cfg(target_os = "linux")]
 mod screen;
 /// The node, which serves this computer's capabilities.
+#[cfg(unix)]
 mod serve;
 /// What apps do over HTTP.
 mod sessions;
@@ -70,6 +75,7 @@ mod shutdown;
 /// The stdio program.
 mod stdio;
 /// Many tenants: whose token opens what.
+#[cfg(unix)]
 mod tenants;
 /// Speaking and listening.
 #[cfg(target_os = "linux")]

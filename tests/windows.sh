@@ -148,8 +148,9 @@ tests=(cargo test --locked --target "$target" --lib --test integration)
 step "building the programs and their tests with $(rustc --version)"
 "${tests[@]}" --no-run
 step "running the tests"
-# Wine takes its time for sockets, and one test counts what is done in a time.
-timeout --kill-after=10 900 "${tests[@]}" -- --test-threads=2 --skip a_flood_of_tool_lists_delays_no_other_session
+# Wine takes its time for sockets, so what must be quick is tested elsewhere.
+timeout --kill-after=10 900 "${tests[@]}" -- --test-threads=2 \
+    --skip a_flood_of_tool_lists_delays_no_other_session --skip the_app_hears_within_a_tenth_of_a_second
 
 # --- The programs ---
 

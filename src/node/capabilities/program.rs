@@ -216,7 +216,12 @@ pub fn as_group(command: Command) -> CommandWrap {
 }
 
 /// What no program is told by its environment.
-const SECRETS: [&str; 3] = ["OPENCLAW_PROXY_APP_TOKEN", "OPENCLAW_PROXY_OPENCLAW_TOKEN", "OPENCLAW_MCP_TOKEN"];
+const SECRETS: [&str; 4] = [
+    "OPENCLAW_PROXY_APP_TOKEN",
+    "OPENCLAW_PROXY_OPENCLAW_TOKEN",
+    "OPENCLAW_MCP_TOKEN",
+    "OPENCLAW_NODE_BROWSER_CONTROL_TOKEN",
+];
 
 async fn read(source: Option<impl AsyncRead + Unpin>, limit: usize, kept: &mut Captured) {
     let Some(mut source) = source else { return };
