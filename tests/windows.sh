@@ -232,6 +232,25 @@ answer = json.load(urllib.request.urlopen(request, timeout=30))
 assert answer["result"]["structuredContent"] == {"echoed_text": "from Linux"}, answer
 END
 
+# A node that serves what the computer can do, on both sides, and runs what its owner has approved.
+"$windows/wine-run" "$programs/openclaw-node.exe" approvals allow whoami >"$check/approvals.out"
+start serve openclaw-node serve --json --mcp-port 0 --proxy-url "${app_url%/v1/mcp/*}" --lend system.run
+serving=$pid
+local_url=$(soon grep -oP '"local_mcp_url":"\K[^"]+' "$check/serve.out")
+lent_url=$(soon grep -oP '"mcp_url":"\K[^"]+' "$check/serve.out")
+is_connected() { [[ $(winnode --mcp-url "$local_url" --command app.status) == *'"connectionStatus": "connected"'* ]]; }
+soon is_connected
+for url in "$local_url" "$lent_url"; do
+    answer=$(winnode --mcp-url "$url" --command device.info)
+    [[ $answer == *'"systemName": "Windows"'* ]] || fail "winnode printed: $answer"
+    answer=$(winnode --mcp-url "$url" --command system.run --params '{"command":["whoami"]}')
+    [[ $answer == *'"success": true'* ]] || fail "winnode printed: $answer"
+    if winnode --mcp-url "$url" --command system.run --params '{"command":["hostname"]}'; then
+        fail "a program ran that nobody has approved"
+    fi
+done
+stopped "$serving" "the serving node"
+
 stopped "$node" "the node"
 soon is_gone "$app_url"
 if winnode --mcp-url "$mcp_url" --list-tools; then fail "the node left its session behind"; fi
