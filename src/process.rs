@@ -31,7 +31,8 @@ pub enum LogFormat {
 pub fn init_logging(filter: &str, format: LogFormat, audit: Option<Audit>) -> Result<(), String> {
     let unusable = |error: &dyn std::fmt::Display| format!("OPENCLAW_PROXY_LOG is not usable: {error}.");
     let filter = EnvFilter::try_new(filter).map_err(|error| unusable(&error))?;
-    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    // A closed stderr must not end the program, which is what complaining of it there would do.
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).log_internal_errors(false);
     let lines = match format {
         LogFormat::Human => lines.with_ansi(std::io::stderr().is_terminal()).boxed(),
         LogFormat::Json => lines.json().flatten_event(true).boxed(),
@@ -40,6 +41,7 @@ pub fn init_logging(filter: &str, format: LogFormat, audit: Option<Audit>) -> Re
     let lines = lines.with_filter(filter.and(not_audit));
     let audit = audit.map(|audit| {
         let lines = tracing_subscriber::fmt::layer().json().flatten_event(true).with_current_span(false);
+        let lines = lines.log_internal_errors(false);
         let lines = lines.with_span_list(false).with_target(false).with_level(false).with_writer(audit);
         lines.with_filter(filter_fn(|metadata| metadata.target() == AUDIT_TARGET))
     });

@@ -14,6 +14,7 @@ use tokio::net::TcpListener;
 use tokio::process::{Child, Command};
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use crate::support::{McpClient, soon, timed, until};
@@ -642,6 +643,30 @@ async fn a_browser_that_crashed_is_replaced_and_surfaces_outlive_it() {
     node.eval("location = 'about:blank#away'; 0").await;
     node.tell("a2ui.push", lines(&[components(&[("root", label("back"))])])).await;
     assert_eq!(node.eval("document.body.textContent").await, "back");
+}
+
+#[tokio::test]
+async fn whoever_steers_it_from_elsewhere_cannot_look_into_this_network() {
+    let web = Web::start().await;
+    let port = web.base.rsplit(':').next().unwrap();
+    let addresses = [web.base.clone(), format!("http://localhost:{port}"), format!("http://2130706433:{port}")];
+    let is_reached = async || timeout(Duration::from_millis(700), web.running.notified()).await.is_ok();
+    for reaches_private_network in [true, false] {
+        let options = Options { headless: Some(true), reaches_private_network, ..Options::default() };
+        let node = Node::start_with(options).await;
+        for address in &addresses {
+            let url = format!("{address}/running");
+            let navigated = node.ask("navigate", json!({ "url": url })).await;
+            assert_eq!(navigated.is_ok(), reaches_private_network, "{url} {navigated:?}");
+            assert_eq!(is_reached().await, reaches_private_network, "{url}");
+            node.tell("present", json!({ "html": format!("<img src='{url}'>") })).await;
+            // Chromium may forbid that by itself.
+            assert!(!is_reached().await || reaches_private_network, "{url} as a picture");
+            node.tell("present", json!({ "html": "<p>" })).await;
+            node.eval(&format!("location = '{url}'; 0")).await;
+            assert_eq!(is_reached().await, reaches_private_network, "{url} by a script");
+        }
+    }
 }
 
 #[tokio::test]

@@ -210,11 +210,80 @@ async fn the_two_switches_are_kept_and_the_legacy_one_becomes_both() {
     assert!(listed.contains("EnableMcpServer false\nEnableNodeMode false\nNodeSystemRunEnabled true"), "{listed}");
     let (code, log) = spawn(folder, &[], &[]).ended().await;
     assert!(code == 78 && log.contains("both the local MCP server and the bridge are switched off"), "{code} {log}");
+    let unset = spawn(&Folder::new(), &["--local-mcp", "off"], &[]).ended().await;
+    assert!(unset.0 == 78 && unset.1.contains("no proxy is named"), "{unset:?}");
+    let no_url = spawn(&Folder::new(), &["--proxy-url", "127.0.0.1:8000"], &[]).ended().await;
+    assert!(no_url.0 == 78 && no_url.1.contains("must be http://"), "{no_url:?}");
     // A flag wins over the file.
     let mut bridged = spawn(folder, &["--bridge", "on", "--proxy-url", &server.base], &[]);
     bridged.session().await;
     let (code, _, error) = node(folder, &["settings", "set", "Nonsense", "true"]).await;
     assert!(code == 78 && error.contains("There is no setting Nonsense"), "{code} {error}");
+}
+
+#[tokio::test]
+async fn what_a_desktop_serves_locally_is_not_all_lent_when_its_server_is() {
+    let server = TestServer::start(&[]).await;
+    let serving = Serving::start(&[], &[]).await;
+    let token_file = serving.folder.path("mcp-token.txt");
+    let lend = async |more: &[&str]| {
+        let args = ["lend", "--json", "--proxy-url", &*server.base, "--mcp-url", &*serving.url];
+        let args = [&args[..], &["--mcp-token-file", &*token_file], more].concat();
+        let mut node = Node::start(&args, &[]);
+        let (session, client) = node.session().await;
+        let names = session["tools"].as_array().unwrap().clone();
+        (node, names, client)
+    };
+    let (_node, names, client) = lend(&[]).await;
+    assert!(names.contains(&json!("device.info")) && names.contains(&json!("system.which")), "{names:?}");
+    let is_home =
+        |name: &Value| ["app.", "system.run", "system.exec"].iter().any(|s| name.as_str().unwrap().starts_with(s));
+    assert!(!names.iter().any(is_home), "{names:?}");
+    assert!(client.call("device.info", "{}").await.tool_text().contains("deviceName"));
+    let (_node, names, _) = lend(&["--include", "system.run", "--include", "app.*"]).await;
+    assert_eq!(names, [json!("system.run")]);
+}
+
+#[tokio::test]
+async fn a_closed_log_does_not_end_the_node() {
+    let folder = Folder::new();
+    let mut child = Command::new(env!("CARGO_BIN_EXE_openclaw-node"))
+        .args(["serve", "--json"])
+        .env("OPENCLAW_TRAY_DATA_DIR", folder.path(""))
+        .env("OPENCLAW_MCP_PORT", "0")
+        .env("OPENCLAW_PROXY_LOG", "trace")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    // Nobody reads either of them.
+    let mut lines = tokio::io::AsyncBufReadExt::lines(tokio::io::BufReader::new(child.stdout.take().unwrap()));
+    let line: Value = serde_json::from_str(&soon(lines.next_line()).await.unwrap().unwrap()).unwrap();
+    drop((lines, child.stderr.take()));
+    let token = std::fs::read_to_string(folder.path("mcp-token.txt")).unwrap();
+    let client = McpClient::new(line["local_mcp_url"].as_str().unwrap());
+    let client = client.header("authorization", &format!("Bearer {token}"));
+    for _ in 0..3 {
+        assert!(client.call("device.info", "{}").await.tool_text().contains("deviceName"));
+    }
+    assert!(child.try_wait().unwrap().is_none());
+}
+
+#[tokio::test]
+async fn a_session_that_the_proxy_has_forgotten_is_not_told_as_if_it_were_there() {
+    let server = TestServer::start(&[]).await;
+    let port = server.port;
+    let mut serving = Serving::start(&["--proxy-url", &server.base], &[]).await;
+    let first = serving.node.line().await;
+    serving.node.logged("bridge connected").await;
+    server.stopped().await;
+    let _server = TestServer::start_on(port, &[]).await;
+    serving.node.logged("registering again").await;
+    let status = async || serving.winnode(&["--command", "app.connection.status"]).await["bridge"].clone();
+    until(async || status().await["mcpUrl"] != first["mcp_url"]).await;
+    until(async || status().await["state"] == "connected" && status().await["mcpUrl"].is_string()).await;
 }
 
 #[tokio::test]
@@ -231,7 +300,8 @@ async fn every_variable_is_in_the_example_with_its_default_and_an_empty_one_coun
         }
         let shown: Vec<_> = lines.iter().filter(|(shown, _)| *shown == name).collect();
         assert_eq!(shown.len(), 1, "{name}");
-        let default = arg.get_default_values().first().map_or("", |value| value.to_str().unwrap());
+        let unset = if matches!(arg.get_action(), clap::ArgAction::SetTrue) { "false" } else { "" };
+        let default = arg.get_default_values().first().map_or(unset, |value| value.to_str().unwrap());
         assert_eq!(shown[0].1, default, "{name}");
         if name != "OPENCLAW_MCP_PORT" {
             empty.push((name.to_owned(), ""));

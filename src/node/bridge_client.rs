@@ -101,6 +101,8 @@ pub enum State {
     Connecting,
     /// Calls can come.
     Connected,
+    /// The proxy has forgotten the session; another one is registered soon.
+    Unregistered,
     /// It does not work now, and why; another attempt follows.
     Waiting(String),
 }
@@ -229,6 +231,7 @@ impl<L: Lender> BridgeClient<L> {
                                         session.id = short(&session.id),
                                         "the proxy does not know the session any more; registering again"
                                     );
+                                    self.state.send_replace(State::Unregistered);
                                     // Not at once, should the proxy forget every session at once.
                                     let pause = backoff.pause();
                                     return Ok(stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_some());

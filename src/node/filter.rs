@@ -19,7 +19,7 @@ impl Filter {
 
 /// Whether `pattern` stands for the whole of `name`. When something does not fit, the last `*` takes one character
 /// more.
-fn matches(pattern: &str, name: &str) -> bool {
+pub fn matches(pattern: &str, name: &str) -> bool {
     let (pattern, name): (Vec<char>, Vec<char>) = (pattern.chars().collect(), name.chars().collect());
     let (mut p, mut n) = (0, 0);
     let mut star = None;

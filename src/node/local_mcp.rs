@@ -28,7 +28,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::{Arc, PoisonError, RwLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use http::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HOST, ORIGIN, REFERER};
@@ -54,7 +54,11 @@ pub const DEFAULT_PORT: u16 = 8765;
 /// How long to wait when no connection can be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How long a request's head may take.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a body may pause.
+const BODY_PAUSE: Duration = Duration::from_secs(15);
+/// How often it is logged that connections are refused.
+const COMPLAINT_INTERVAL: Duration = Duration::from_secs(10);
 /// Connections at once. A client keeps a few; more would only hold file descriptors.
 const MAX_CONNECTIONS: usize = 256;
 /// How much of a body that is refused is still read, so that its sender gets to read why.
@@ -157,13 +161,19 @@ impl Server {
     pub async fn listen(&self, listener: TcpListener, shutdown: CancellationToken) {
         let shared = &self.shared;
         let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+        let mut complained = None;
         while let Some(accepted) = shutdown.run_until_cancelled(listener.accept()).await {
             match (accepted, Arc::clone(&permits).try_acquire_owned()) {
                 (Ok((stream, peer)), Ok(permit)) => {
                     let _delayed = stream.set_nodelay(true);
                     shared.tasks.spawn(serve(Arc::clone(shared), stream, peer, permit, shutdown.clone()));
                 }
-                (Ok(_), Err(_)) => tracing::warn!(limit = MAX_CONNECTIONS, "too many local connections"),
+                (Ok(_), Err(_)) => {
+                    if complained.is_none_or(|at: Instant| at.elapsed() >= COMPLAINT_INTERVAL) {
+                        complained = Some(Instant::now());
+                        tracing::warn!(limit = MAX_CONNECTIONS, "too many local connections");
+                    }
+                }
                 (Err(error), _) => {
                     tracing::warn!(%error, "cannot accept local connections");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -325,7 +335,7 @@ impl Shared {
         ends: &Ends,
     ) -> Result<Response<Full<Bytes>>, Refusal> {
         let read = ends.transport.run_until_cancelled(read(body, self.config.max_body_bytes)).await;
-        let body = read.ok_or((StatusCode::REQUEST_TIMEOUT, "request timed out"))??;
+        let body = read.ok_or(TIMED_OUT)??;
         let body = String::from_utf8_lossy(&body);
         let Some((status, answer)) = self.dispatcher.dispatch(&body, headers, ends).await else {
             let mut response = Response::new(Full::default());
@@ -343,12 +353,13 @@ fn shutting_down() -> io::Error {
     io::Error::other("shutting down")
 }
 
+const TIMED_OUT: Refusal = (StatusCode::REQUEST_TIMEOUT, "request timed out");
 const TOO_LARGE: Refusal = (StatusCode::PAYLOAD_TOO_LARGE, "request body too large");
 
 /// Reads a whole body of at most `limit` bytes.
 async fn read(body: &mut Incoming, limit: usize) -> Result<Bytes, Refusal> {
     let mut whole = BytesMut::new();
-    while let Some(frame) = body.frame().await {
+    while let Some(frame) = tokio::time::timeout(BODY_PAUSE, body.frame()).await.map_err(|_| TIMED_OUT)? {
         // The client has gone: nobody will read this answer.
         let frame = frame.map_err(|_| (StatusCode::BAD_REQUEST, "request body broke off"))?;
         if let Ok(data) = frame.into_data() {

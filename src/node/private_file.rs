@@ -1,12 +1,32 @@
 //! Files that only their owner may read, written whole or not at all.
 
 use std::ffi::OsString;
-use std::fs::{self, OpenOptions};
-use std::io::{self, ErrorKind, Write};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+
+/// The text of a file; `None` if there is none.
+///
+/// # Errors
+/// If it cannot be read, is no file (reading a pipe could take for ever), or is longer than `limit` bytes.
+pub fn read(path: &Path, limit: u64) -> io::Result<Option<String>> {
+    let unfit = |why: String| Err(io::Error::new(ErrorKind::InvalidData, why));
+    match fs::metadata(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+        Ok(about) if !about.is_file() => return unfit("it is not a file".to_owned()),
+        Ok(about) if about.len() > limit => {
+            return unfit(format!("it has {} bytes; the limit is {limit}", about.len()));
+        }
+        Ok(_) => {}
+    }
+    let mut text = String::new();
+    File::open(path)?.take(limit).read_to_string(&mut text)?;
+    Ok(Some(text))
+}
 
 /// Puts `content` in place of the file. Its folder is made if it is missing.
 ///

@@ -106,6 +106,11 @@ pub enum ServeError {
     /// Everything is switched off.
     #[error("Nothing is to be served: both the local MCP server and the bridge are switched off.")]
     NothingToDo,
+    /// The local MCP server is off, and it is not said where to lend.
+    #[error(
+        "Nothing is to be served: the local MCP server is switched off, and no proxy is named (--proxy-url or OPENCLAW_PROXY_SERVER_URL)."
+    )]
+    NoProxy,
     /// The local MCP server, and there is no bridge.
     #[error("{0}")]
     LocalMcp(String),
@@ -150,6 +155,7 @@ pub async fn serve(args: ServeArgs, out: &mut impl Write, stop: CancellationToke
     };
     let local_is_on = on(args.local_mcp, settings::LOCAL_MCP, true)?;
     let bridge_is_on = on(args.bridge, settings::BRIDGE, args.proxy_url.is_some())?;
+    let settings_bridge = settings.switch(settings::BRIDGE)?;
     let status = Arc::new(Status::default());
     let mut setup = Setup {
         settings,
@@ -157,9 +163,14 @@ pub async fn serve(args: ServeArgs, out: &mut impl Write, stop: CancellationToke
         approvals: Location::new(&folder, |name| std::env::var(name).ok()),
         ..Setup::in_folder(&folder)
     };
-    args.desktop.apply(&mut setup);
+    args.desktop.apply(&mut setup, bridge_is_on);
     let registry = Arc::new(registry(setup));
 
+    let options = bridge_options(&args);
+    if bridge_is_on {
+        // What can never work is said before anything is started.
+        BridgeClient::new(options.clone(), Arc::new(lender(&args, &registry)))?;
+    }
     let mut local = None;
     if local_is_on {
         match start_local_mcp(&args, &folder.join(token::FILE_NAME), Arc::clone(&registry)).await {
@@ -184,7 +195,8 @@ pub async fn serve(args: ServeArgs, out: &mut impl Write, stop: CancellationToke
         }
     }
     if local.is_none() && !bridge_is_on {
-        return Err(ServeError::NothingToDo);
+        let no_proxy = args.proxy_url.is_none() && args.bridge.is_none() && settings_bridge.is_none();
+        return Err(if no_proxy { ServeError::NoProxy } else { ServeError::NothingToDo });
     }
     let is_alone = local.is_none();
     let local = async {
@@ -198,7 +210,7 @@ pub async fn serve(args: ServeArgs, out: &mut impl Write, stop: CancellationToke
             return Ok(());
         }
         let lender = Arc::new(lender(&args, &registry));
-        let lend = keep_lending(&args, &lender, &status, is_alone, out, &stop);
+        let lend = keep_lending(&args, options, &lender, &status, is_alone, out, &stop);
         // Ends with the bridge, not with the node: calls that still run may be the last.
         let ended = CancellationToken::new();
         let lend = async {
@@ -244,24 +256,29 @@ fn lender(args: &ServeArgs, registry: &Arc<Registry>) -> RegistryLender {
     RegistryLender::new(Arc::clone(registry), &args.lend, &args.withhold, session_key)
 }
 
-/// Lends until `stop`. If that cannot go on and there is another transport, it waits to be told to try again.
-async fn keep_lending(
-    args: &ServeArgs,
-    lender: &Arc<RegistryLender>,
-    status: &Status,
-    is_alone: bool,
-    out: &mut impl Write,
-    stop: &CancellationToken,
-) -> Result<(), BridgeError> {
+fn bridge_options(args: &ServeArgs) -> Options {
     let name = args.device_name.clone().unwrap_or_else(host_name);
-    let options = Options {
+    Options {
         proxy_url: args.proxy_url.clone().unwrap_or_else(|| "http://127.0.0.1:8000".into()),
         token: Token::new(args.app_token.clone()),
         device_id: args.device_id.clone().unwrap_or_else(host_name),
         device_name: Some(name.clone()),
         instructions: Some(format!("Tools of the computer {name}.")),
         max_calls: args.max_calls,
-    };
+    }
+}
+
+/// Lends until `stop`. If that cannot go on and there is another transport, it waits to be told to try again.
+async fn keep_lending(
+    args: &ServeArgs,
+    options: Options,
+    lender: &Arc<RegistryLender>,
+    status: &Status,
+    is_alone: bool,
+    out: &mut impl Write,
+    stop: &CancellationToken,
+) -> Result<(), BridgeError> {
+    let name = options.device_name.clone().unwrap_or_default();
     loop {
         status.set_bridge(Bridge::Connecting);
         let tell = |session: &Session| {
@@ -278,7 +295,10 @@ async fn keep_lending(
             }
             Err(error) if is_alone => return Err(error),
             Err(error) => {
-                tracing::error!("the bridge has ended: {error}");
+                tracing::error!(
+                    "the bridge has ended: {error} Once that is mended, 'winnode --command app.connection.reconnect' or \
+                     a restart of the node opens it again."
+                );
                 status.set_bridge(Bridge::Failed(error.to_string()));
                 if stop.run_until_cancelled(status.reconnect.notified()).await.is_none() {
                     return Ok(());
@@ -303,8 +323,12 @@ async fn lend_once(
             tokio::select! {
                 () = status.reconnect.notified() => client.reconnect(),
                 Ok(()) = state.changed() => {
-                    status.set_bridge(match state.borrow_and_update().clone() {
-                        State::Connecting => Bridge::Connecting,
+                    let state = state.borrow_and_update().clone();
+                    if state == State::Unregistered {
+                        status.set_mcp_url(None);
+                    }
+                    status.set_bridge(match state {
+                        State::Unregistered | State::Connecting => Bridge::Connecting,
                         State::Connected => Bridge::Connected,
                         State::Waiting(why) => Bridge::Waiting(why),
                     });

@@ -3,8 +3,7 @@
 //! `settings.json` lies in the folder of the token file. The desktop app's file has the same names, so members that
 //! are not known here are kept as they are. A file that cannot be read is an error, and is never written over.
 
-use std::fs;
-use std::io::{self, ErrorKind};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
@@ -13,6 +12,8 @@ use super::private_file;
 
 /// The file's name.
 pub const FILE_NAME: &str = "settings.json";
+/// The most bytes of the file.
+const MAX_BYTES: u64 = 1024 * 1024;
 /// Whether the local MCP server runs. Without a word on it, it does.
 pub const LOCAL_MCP: &str = "EnableMcpServer";
 /// Whether a bridge to a proxy is kept. Without a word on it, it is if a proxy is named.
@@ -66,17 +67,18 @@ impl Settings {
     /// # Errors
     /// [`SettingsError`] if it cannot be used.
     pub fn load(path: &Path) -> Result<Self, SettingsError> {
-        let text = match fs::read_to_string(path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Self::default()),
-            Err(error) => return Err(SettingsError::Io(path.to_owned(), "read", error)),
+        let read = private_file::read(path, MAX_BYTES);
+        let text = match read.map_err(|error| SettingsError::Io(path.to_owned(), "read", error))? {
+            Some(text) => text,
+            None => return Ok(Self::default()),
         };
         let text = text.trim_start_matches('\u{feff}');
         let members =
             serde_json::from_str(text).map_err(|error| SettingsError::Malformed(path.to_owned(), error.to_string()))?;
         let mut settings = Settings { members };
-        if let Some(was_local_only) = settings.members.remove(LEGACY) {
-            if was_local_only == true {
+        if let Some(was_local_only) = settings.switch(LEGACY)? {
+            settings.members.remove(LEGACY);
+            if was_local_only {
                 settings.members.insert(LOCAL_MCP.into(), true.into());
                 settings.members.insert(BRIDGE.into(), false.into());
             }
@@ -134,6 +136,7 @@ impl Settings {
 mod tests {
     use super::*;
     use serde_json::json;
+    use std::fs;
 
     fn in_folder(test: &str, content: Option<&str>, check: impl FnOnce(&Path)) {
         let folder = std::env::temp_dir().join(format!("openclaw-settings-{test}-{}", std::process::id()));
@@ -195,6 +198,14 @@ mod tests {
                 assert_eq!(fs::read_to_string(path).unwrap(), content);
             });
         }
+        in_folder("legacy-type", Some(r#"{"McpOnlyMode":"yes"}"#), |path| {
+            let error = Settings::load(path).unwrap_err().to_string();
+            assert!(error.contains("McpOnlyMode must be true or false"), "{error}");
+            assert_eq!(file(path), json!({ "McpOnlyMode": "yes" }));
+        });
+        in_folder("long", Some(&" ".repeat(2 << 20)), |path| {
+            assert!(Settings::load(path).unwrap_err().to_string().contains("the limit is 1048576"));
+        });
         in_folder("type", Some(r#"{"NodeTtsEnabled":1}"#), |path| {
             let error = Settings::load(path).unwrap_err().to_string();
             assert!(error.contains("NodeTtsEnabled must be true or false"), "{error}");

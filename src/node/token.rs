@@ -14,6 +14,8 @@ use crate::auth::Token;
 
 /// The file's name.
 pub const FILE_NAME: &str = "mcp-token.txt";
+/// The most bytes of the file.
+const MAX_FILE_BYTES: u64 = 4096;
 /// A token has so many random bytes.
 const TOKEN_BYTES: usize = 32;
 
@@ -75,11 +77,7 @@ pub fn folder(identity: Identity, env: impl Fn(&str) -> Option<String>) -> Optio
 /// # Errors
 /// If the file is there and cannot be read.
 pub fn load(path: &Path) -> io::Result<Option<Token>> {
-    let text = match fs::read_to_string(path) {
-        Ok(text) => text,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(error),
-    };
+    let Some(text) = private_file::read(path, MAX_FILE_BYTES)? else { return Ok(None) };
     let token = text.trim_start_matches('\u{feff}').trim();
     Ok((!token.is_empty()).then(|| Token::new(token)))
 }
@@ -156,7 +154,7 @@ pub struct Watched {
 }
 
 /// What tells one state of a file from another: two writes within one tick of the clock differ in their file's number.
-type Stamp = Option<(SystemTime, u64)>;
+type Stamp = Option<(SystemTime, u64, i64)>;
 
 impl Watched {
     /// Watches a file from its present state on.
@@ -188,10 +186,13 @@ impl Watched {
 fn stamp(path: &Path) -> Stamp {
     let file = fs::metadata(path).ok()?;
     #[cfg(unix)]
-    let number = std::os::unix::fs::MetadataExt::ino(&file);
+    let (number, changed) = {
+        use std::os::unix::fs::MetadataExt;
+        (file.ino(), file.ctime_nsec())
+    };
     #[cfg(not(unix))]
-    let number = file.len();
-    Some((file.modified().ok()?, number))
+    let (number, changed) = (file.len(), 0);
+    Some((file.modified().ok()?, number, changed))
 }
 
 #[cfg(test)]
@@ -322,5 +323,36 @@ mod tests {
         assert!(watched.changed().is_none());
         let token = load_or_create(&path).unwrap();
         assert_eq!(watched.changed().unwrap().expose(), token.expose());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn what_is_no_small_file_is_not_read() {
+        let folder = Folder::new();
+        let path = folder.0.join(FILE_NAME);
+        fs::write(&path, "t".repeat(4096)).unwrap();
+        assert_eq!(load(&path).unwrap().unwrap().expose().len(), 4096);
+        let watched = Watched::new(path.clone());
+        fs::write(&path, "t".repeat(4097)).unwrap();
+        assert!(load(&path).unwrap_err().to_string().contains("the limit is 4096"));
+        assert!(watched.changed().is_none());
+        fs::remove_file(&path).unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        assert!(load(&path).unwrap_err().to_string().contains("not a file"));
+        assert!(watched.changed().is_none(), "and nobody waits for it");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_token_that_is_written_over_within_one_second_is_seen() {
+        let folder = Folder::new();
+        let path = folder.0.join(FILE_NAME);
+        fs::write(&path, "one").unwrap();
+        let then = fs::metadata(&path).unwrap().modified().unwrap();
+        let watched = Watched::new(path.clone());
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        fs::write(&path, "two").unwrap();
+        fs::File::options().write(true).open(&path).unwrap().set_modified(then).unwrap();
+        assert_eq!(watched.changed().unwrap().expose(), "two");
     }
 }

@@ -10,6 +10,7 @@ pub mod http;
 use std::collections::{HashMap, VecDeque};
 use std::error::Error;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -34,7 +35,8 @@ use super::backoff::Backoff;
 use super::bridge_client::frames::{Answer, Progress};
 use super::bridge_client::{Lender, ProgressSink, ToolCall};
 use super::capabilities::program;
-use super::filter::Filter;
+use super::filter::{self, Filter};
+use super::lender::LENT_BY_DEFAULT;
 use crate::json;
 use http::{MAX_JSON_BYTES, UpstreamHttp, UpstreamHttpError};
 
@@ -87,7 +89,12 @@ pub struct Upstream {
     tools: watch::Sender<Arc<str>>,
     peer: Mutex<Option<Peer<RoleClient>>>,
     events: Arc<Events>,
+    /// It is a node's local MCP server, or the desktop app's.
+    is_desktop: AtomicBool,
 }
+
+/// The names of servers that lend a desktop: a node's own, and that of OpenClaw's app for Windows.
+const DESKTOPS: [&str; 2] = ["openclaw-node", "openclaw-tray-mcp"];
 
 /// What the server says unasked, and doubts about it.
 #[derive(Debug, Default)]
@@ -123,6 +130,7 @@ impl Upstream {
             tools: watch::Sender::new("[]".into()),
             peer: Mutex::default(),
             events: Arc::default(),
+            is_desktop: AtomicBool::new(false),
         });
         let starting = upstream.connect();
         let connection = match stop.run_until_cancelled(starting).await {
@@ -138,6 +146,17 @@ impl Upstream {
         };
         let running = tokio::spawn(Arc::clone(&upstream).keep_running(connection, stop));
         Ok((upstream, about, running))
+    }
+
+    /// Whether a tool of this name is lent. Of a desktop's own server only what [`serve`](super::serve) would lend is,
+    /// unless it is said what else, and what steers the desktop's app never is.
+    fn lends(&self, name: &str) -> bool {
+        if !self.is_desktop.load(Ordering::Relaxed) {
+            return self.filter.takes(name);
+        }
+        let is_own = name.get(..4).is_some_and(|start| start.eq_ignore_ascii_case("app."));
+        let is_harmless = || LENT_BY_DEFAULT.iter().any(|pattern| filter::matches(pattern, name));
+        !is_own && self.filter.takes(name) && (!self.filter.include.is_empty() || is_harmless())
     }
 
     /// How the server is called in messages. A URL may hold secrets, so only its host is told.
@@ -162,6 +181,9 @@ impl Upstream {
         };
         let connection = tokio::time::timeout(START_TIMEOUT, connecting);
         let connection = connection.await.map_err(|_| failed(&"it does not answer"))??;
+        let name = connection.peer().peer_info().and_then(|info| info.server_info.as_ref().map(|s| s.name.clone()));
+        let is_desktop = name.is_some_and(|name| DESKTOPS.contains(&&*name));
+        self.is_desktop.store(is_desktop, Ordering::Relaxed);
         self.list(connection.peer()).await.map_err(|why| failed(&why))?;
         *self.peer.lock().unwrap_or_else(PoisonError::into_inner) = Some(connection.peer().clone());
         Ok(connection)
@@ -247,7 +269,7 @@ impl Upstream {
     async fn list(&self, peer: &Peer<RoleClient>) -> Result<(), String> {
         let tools = tokio::time::timeout(LIST_TIMEOUT, peer.list_all_tools()).await;
         let mut tools = tools.map_err(|_| "it does not answer".to_owned())?.map_err(|error| reason(&error))?;
-        tools.retain(|tool| self.filter.takes(&tool.name));
+        tools.retain(|tool| self.lends(&tool.name));
         let text: Arc<str> = serde_json::to_string(&tools).map_err(|error| error.to_string())?.into();
         self.tools.send_if_modified(|current| {
             let is_new = **current != *text;
@@ -294,7 +316,7 @@ impl Lender for Upstream {
             let name = self.name();
             return Answer::Failed(format!("{name} does not run; it is being started again. Retry in a few seconds."));
         };
-        if !self.filter.takes(&call.tool) {
+        if !self.lends(&call.tool) {
             return Answer::Failed(format!("The tool '{}' is not lent.", call.tool));
         }
         let (request, options) = match request(call) {

@@ -51,7 +51,7 @@ enum Action {
         #[arg(long, value_name = "ID", default_value = "main")]
         agent: String,
         /// Only with arguments like these: a regular expression for all of them, joined by spaces
-        #[arg(long, value_name = "REGEX", conflicts_with = "exact")]
+        #[arg(long, value_name = "REGEX", conflicts_with = "exact", allow_hyphen_values = true)]
         args_regex: Option<String>,
         /// A program, or a glob for its path: ** is any folders, * and ? stand for characters of one name
         program: String,

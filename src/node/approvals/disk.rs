@@ -62,8 +62,8 @@ fn is_same(before: &fs::Metadata, opened: &fs::Metadata) -> Result<bool, &'stati
     if opened.nlink() > 1 {
         return Err("it has more than one name");
     }
-    if opened.mode() & 0o002 != 0 {
-        return Err("every user may write to it");
+    if opened.mode() & 0o022 != 0 {
+        return Err("other users may write to it");
     }
     // Only Linux says without a call into C who we are.
     let user = fs::metadata("/proc/self").ok().map(|own| own.uid());

@@ -25,9 +25,13 @@ pub fn find<'a>(allowlist: &'a [Entry], executable: &Executable) -> Option<&'a E
     if kind == Kind::Shell || executable.args.iter().any(|argument| argument.contains('\0')) {
         return None;
     }
-    let paths = [&executable.path, &executable.called].map(|path| path.to_string_lossy());
+    let (path, called) = (executable.path.to_string_lossy(), executable.called.to_string_lossy());
+    // A link within a folder that a glob lists could lead anywhere; the owner who names one program knows its links.
+    let is_meant = |pattern: &str| {
+        path_matches(pattern, &path) || (!pattern.contains(['*', '?']) && path_matches(pattern, &called))
+    };
     let mut for_the_path = None;
-    for entry in allowlist.iter().filter(|entry| paths.iter().any(|path| path_matches(&entry.pattern, path))) {
+    for entry in allowlist.iter().filter(|entry| is_meant(&entry.pattern)) {
         match entry.arg_pattern() {
             Some(pattern) if args_match(pattern, &executable.args) => return Some(entry),
             // A program that makes entries binds them to arguments; without, it has lost them.

@@ -56,6 +56,9 @@ pub struct Options {
     pub link: Link,
     /// How long a script of `canvas.eval` may take.
     pub script_timeout: Duration,
+    /// Whether pages may reach this computer and its private network by address. Whoever steers the canvas from
+    /// elsewhere could read through it what only this computer can reach.
+    pub reaches_private_network: bool,
 }
 
 impl Default for Options {
@@ -64,7 +67,14 @@ impl Default for Options {
         let link = Link::Pipe;
         #[cfg(not(unix))]
         let link = Link::Port;
-        Options { program: None, headless: None, profiles: None, link, script_timeout: Duration::from_secs(15) }
+        Options {
+            program: None,
+            headless: None,
+            profiles: None,
+            link,
+            script_timeout: Duration::from_secs(15),
+            reaches_private_network: true,
+        }
     }
 }
 

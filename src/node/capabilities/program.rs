@@ -175,8 +175,8 @@ impl Group {
     /// # Errors
     /// If it cannot be started.
     pub fn start(mut command: Command) -> io::Result<Self> {
-        for secret in SECRETS {
-            command.env_remove(secret);
+        for (name, _) in std::env::vars_os().filter(|(name, _)| is_secret(name)) {
+            command.env_remove(name);
         }
         // A Windows job that is killed when it is dropped would take along what is to go on after the program's end.
         command.kill_on_drop(true);
@@ -215,13 +215,11 @@ pub fn as_group(command: Command) -> CommandWrap {
     command
 }
 
-/// What no program is told by its environment.
-const SECRETS: [&str; 4] = [
-    "OPENCLAW_PROXY_APP_TOKEN",
-    "OPENCLAW_PROXY_OPENCLAW_TOKEN",
-    "OPENCLAW_MCP_TOKEN",
-    "OPENCLAW_NODE_BROWSER_CONTROL_TOKEN",
-];
+/// Whether a variable is one of ours that opens something. No program is told those.
+fn is_secret(name: &OsStr) -> bool {
+    let name = name.to_string_lossy().to_ascii_uppercase();
+    name.starts_with("OPENCLAW_") && ["TOKEN", "SECRET", "KEY"].iter().any(|word| name.contains(word))
+}
 
 async fn read(source: Option<impl AsyncRead + Unpin>, limit: usize, kept: &mut Captured) {
     let Some(mut source) = source else { return };
@@ -295,6 +293,16 @@ mod tests {
         assert!(ended.is_success());
         assert_eq!(ended.stdout.bytes, b"done\n");
         assert!(since.elapsed() < Duration::from_secs(2));
+    }
+
+    #[test]
+    fn the_nodes_own_secrets_are_known_by_their_names() {
+        for secret in ["OPENCLAW_PROXY_APP_TOKEN", "OPENCLAW_NODE_BROWSER_CONTROL_TOKEN", "openclaw_mcp_token"] {
+            assert!(is_secret(OsStr::new(secret)), "{secret}");
+        }
+        for other in ["PATH", "OPENCLAW_PROXY_SERVER_URL", "GITHUB_TOKEN"] {
+            assert!(!is_secret(OsStr::new(other)), "{other}");
+        }
     }
 
     #[test]

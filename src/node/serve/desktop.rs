@@ -15,6 +15,9 @@ pub(super) struct DesktopArgs {
     /// The browser for canvas.*: one that is built on Chromium [default: the first that is found]
     #[arg(long, value_name = "PROGRAM", env = "OPENCLAW_NODE_CANVAS_BROWSER")]
     canvas_browser: Option<PathBuf>,
+    /// Let the canvas reach this computer and its private network although a bridge is on; without a bridge, it may
+    #[arg(long, env = "OPENCLAW_NODE_CANVAS_PRIVATE_NETWORK")]
+    canvas_private_network: bool,
     /// Who speaks for tts.speak: piper, espeak, windows or say [default: piper, else what the system has]
     #[arg(long, value_name = "NAME", env = "OPENCLAW_NODE_TTS_PROVIDER")]
     tts_provider: Option<String>,
@@ -55,7 +58,8 @@ pub(super) struct DesktopArgs {
 
 impl DesktopArgs {
     /// Puts what is given into a setup.
-    pub(super) fn apply(&self, setup: &mut Setup) {
+    pub(super) fn apply(&self, setup: &mut Setup, bridge_is_on: bool) {
+        setup.canvas.reaches_private_network = !bridge_is_on || self.canvas_private_network;
         setup.canvas.program = self.canvas_browser.clone();
         setup.tts.provider = self.tts_provider.clone();
         setup.tts.piper = self.piper.clone();

@@ -54,6 +54,56 @@ const FLAGS: [&str; 16] = [
     "--password-store=basic",
 ];
 
+/// Names and addresses of this computer and of private networks, as the browser's rules have them.
+const PRIVATE: [&str; 39] = [
+    "localhost",
+    "*.localhost",
+    "*.local",
+    "*.internal",
+    "*.lan",
+    "*.home.arpa",
+    "0.*",
+    "10.*",
+    "127.*",
+    "169.254.*",
+    "172.16.*",
+    "172.17.*",
+    "172.18.*",
+    "172.19.*",
+    "172.2?.*",
+    "172.30.*",
+    "172.31.*",
+    "192.168.*",
+    "100.6?.*",
+    "100.7?.*",
+    "100.8?.*",
+    "100.9?.*",
+    "100.10?.*",
+    "100.11?.*",
+    "100.12?.*",
+    "::*",
+    "[::*",
+    "fc*:*",
+    "[fc*",
+    "fd*:*",
+    "[fd*",
+    "fe8*:*",
+    "[fe8*",
+    "fe9*:*",
+    "[fe9*",
+    "fea*:*",
+    "[fea*",
+    "feb*:*",
+    "[feb*",
+];
+
+/// The flag that lets no page reach them, whatever leads there: an address, a redirect, a script, a picture. Names that
+/// a stranger's server resolves to them get through.
+fn private_network_rules() -> String {
+    let rules: Vec<String> = PRIVATE.iter().map(|pattern| format!("MAP {pattern} ~NOTFOUND")).collect();
+    format!("--host-resolver-rules={}", rules.join(", "))
+}
+
 /// The browser to use: the one of the options, or the first that is found.
 pub(super) fn program(options: &Options) -> Option<PathBuf> {
     match &options.program {
@@ -123,6 +173,9 @@ impl Browser {
         let mut folder = OsString::from("--user-data-dir=");
         folder.push(&profile.0);
         command.arg(folder);
+        if !options.reaches_private_network {
+            command.arg(private_network_rules());
+        }
         if profile.is_roots() {
             // A sandbox cannot be set up by root, and without this flag the browser would not start at all.
             tracing::warn!("the canvas's browser runs as root, and so without its sandbox");
