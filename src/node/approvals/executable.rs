@@ -464,7 +464,9 @@ mod tests {
             ("/x/BASH.exe", Kind::Shell),
             ("/x/python3.12", Kind::Interpreter),
             ("/x/node-22", Kind::Interpreter),
-            ("/x/git", Kind::Program),
+            ("/x/jq", Kind::Program),
+            ("/x/git", Kind::Interpreter),
+            ("/x/winnode.exe", Kind::Shell),
             ("/x/pythonic", Kind::Program),
             ("/x/7z", Kind::Program),
         ] {

@@ -309,8 +309,8 @@ mod tests {
 
     #[test]
     fn an_entry_that_binds_arguments_counts_first() {
-        let list = [entry("/x/git", None), entry("/x/git", Some("^log$")), entry("**/git", Some("^log"))];
-        let found = |words: &[&str]| find(&list, &executable("/x/git", words)).map(|entry| entry.arg_pattern());
+        let list = [entry("/x/jq", None), entry("/x/jq", Some("^log$")), entry("**/jq", Some("^log"))];
+        let found = |words: &[&str]| find(&list, &executable("/x/jq", words)).map(|entry| entry.arg_pattern());
         assert_eq!(found(&["log"]), Some(Some("^log$")));
         assert_eq!(found(&["log", "-1"]), Some(Some("^log")));
         assert_eq!(found(&["push"]), Some(None));
@@ -320,21 +320,21 @@ mod tests {
 
     #[test]
     fn an_entry_that_has_lost_its_arguments_lists_nothing() {
-        let of = |source: &str| Entry { source: Some(source.to_owned()), ..entry("/x/git", None) };
+        let of = |source: &str| Entry { source: Some(source.to_owned()), ..entry("/x/jq", None) };
         for source in ["allow-always", "Allow-Always", " x"] {
-            assert_eq!(find(&[of(source)], &executable("/x/git", &[])), None);
+            assert_eq!(find(&[of(source)], &executable("/x/jq", &[])), None);
         }
         for source in ["", " "] {
-            assert!(find(&[of(source)], &executable("/x/git", &[])).is_some());
+            assert!(find(&[of(source)], &executable("/x/jq", &[])).is_some());
         }
         let lost = Entry { arg_pattern: Some(String::new()), ..of("allow-always") };
-        assert_eq!(find(&[lost], &executable("/x/git", &[])), None);
+        assert_eq!(find(&[lost], &executable("/x/jq", &[])), None);
     }
 
     #[test]
     fn interpreters_are_listed_by_their_arguments_and_shells_not_at_all() {
         for (path, by_path, by_arguments) in [
-            ("/x/git", true, true),
+            ("/x/jq", true, true),
             ("/x/python3.12", false, true),
             ("/x/sudo", false, true),
             ("/x/bash", false, false),
@@ -345,5 +345,14 @@ mod tests {
             assert_eq!(is_found(entry("/x/*", None)), by_path, "{path}");
             assert_eq!(is_found(entry("/x/*", Some("^a$"))), by_arguments, "{path}");
         }
+    }
+
+    #[test]
+    fn a_glob_means_the_real_path_and_a_name_its_links_as_well() {
+        let mut linked = executable("/usr/bin/id", &[]);
+        linked.called = "/allowed/root/usr/bin/id".into();
+        assert!(find(&[entry("/allowed/**", None)], &linked).is_none());
+        assert!(find(&[entry("/allowed/root/usr/bin/id", None)], &linked).is_some());
+        assert!(find(&[entry("/usr/*/id", None)], &linked).is_some());
     }
 }
