@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 
 use http::header::{AUTHORIZATION, CONTENT_ENCODING, CONTENT_TYPE, HOST, HeaderName, ORIGIN};
-use http::{HeaderMap, StatusCode};
+use http::{HeaderMap, HeaderValue, StatusCode};
 
 use crate::protocol::SESSION_SECRET_HEADER;
 use crate::proxy::config::Config;
@@ -166,11 +166,13 @@ pub fn public_base(config: &Config, headers: &HeaderMap, peer: IpAddr) -> String
 /// them. What stands further to the left, anybody can have written.
 pub fn client_ip(config: &Config, headers: &HeaderMap, peer: IpAddr) -> IpAddr {
     let is_trusted = |ip: IpAddr| config.trusted_proxies.iter().any(|network| network.contains(ip));
-    let lines: Vec<&str> = headers.get_all("x-forwarded-for").iter().filter_map(|line| line.to_str().ok()).collect();
-    let mut hops = lines.iter().rev().flat_map(|line| line.rsplit(',')).map(str::trim);
+    // Bytes, for what strangers write in a line need not be text, and must not hide what stands to the right of it.
+    let lines: Vec<&[u8]> = headers.get_all("x-forwarded-for").iter().map(HeaderValue::as_bytes).collect();
+    let mut hops = lines.iter().rev().flat_map(|line| line.rsplit(|&b| b == b','));
+    let address = |hop: &[u8]| std::str::from_utf8(hop).ok()?.trim().parse::<IpAddr>().ok();
     let mut client = peer;
     while is_trusted(client) {
-        let Some(hop) = hops.next().and_then(|hop| hop.parse::<IpAddr>().ok()) else { break };
+        let Some(hop) = hops.next().and_then(address) else { break };
         client = hop.to_canonical();
     }
     client
@@ -179,7 +181,6 @@ pub fn client_ip(config: &Config, headers: &HeaderMap, peer: IpAddr) -> IpAddr {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use http::HeaderValue;
 
     fn config(pairs: &[(&str, &str)]) -> Config {
         Config::from_pairs(pairs.iter().map(|(name, value)| (format!("OPENCLAW_PROXY_{name}"), (*value).to_owned())))
@@ -286,6 +287,7 @@ mod tests {
         assert_eq!(client(&[], "10.0.0.9", &["9.9.9.9"]), "10.0.0.9", "a stranger may write what it likes");
         assert_eq!(client(&[], "127.0.0.1", &[]), "127.0.0.1");
         assert_eq!(client(&[], "127.0.0.1", &["9.9.9.9, nonsense"]), "127.0.0.1");
+        assert_eq!(client(&[], "127.0.0.1", &["n\u{f6}nsense, 9.9.9.9"]), "9.9.9.9", "what is no ASCII hides nobody");
         assert_eq!(client(&[("TRUSTED_PROXIES", "10.0.0.0/8")], "10.0.0.9", &["9.9.9.9, 10.1.1.1"]), "9.9.9.9");
     }
 
