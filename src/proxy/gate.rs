@@ -96,7 +96,8 @@ fn host_of(authority: &str) -> Option<&str> {
         None => authority.find(':').unwrap_or(authority.len()),
     };
     let (host, port) = authority.split_at(end);
-    let is_port = port.is_empty() || port.strip_prefix(':').is_some_and(|port| port.parse::<u16>().is_ok());
+    let is_number = |port: &str| port.bytes().all(|b| b.is_ascii_digit()) && port.parse::<u16>().is_ok();
+    let is_port = port.is_empty() || port.strip_prefix(':').is_some_and(is_number);
     let is_host_char = |b: u8| b.is_ascii_alphanumeric() || b"-._~".contains(&b);
     let is_host = match host.strip_prefix('[') {
         Some(address) => address.trim_end_matches(']').parse::<std::net::Ipv6Addr>().is_ok(),
@@ -213,7 +214,7 @@ mod tests {
             assert_eq!(status(&tokens[..1], host), Err(403), "{host}");
             assert_eq!(status(&tokens, host), Ok(()), "{host}");
         }
-        for host in ["", "a b", "user@localhost", "local host"] {
+        for host in ["", "a b", "user@localhost", "local host", "localhost:+80", "localhost:65536", "localhost:"] {
             assert_eq!(status(&tokens, host), Err(400), "{host}");
         }
         let named = [tokens[0], tokens[1], ("PUBLIC_URL", "https://mcp.example/x"), ("ALLOWED_HOSTS", "other.example")];
