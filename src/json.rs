@@ -257,7 +257,7 @@ pub fn as_string(value: &str) -> Option<Cow<'_, str>> {
 /// One spelling for all texts of the same number: sign, digits without zeros at either end, `e`, exponent.
 /// `1`, `1.0` and `1e0` share one; no floating point is involved, so no two numbers do.
 ///
-/// `None` if the exponent has more than 18 digits: such a number is known by its text alone.
+/// `None` if the exponent has more than 18 digits, zeros before them aside: such a number is known by its text alone.
 pub fn canonical_number(number: &str) -> Option<String> {
     let (sign, rest) = match number.strip_prefix('-') {
         Some(rest) => ("-", rest),
@@ -270,14 +270,19 @@ pub fn canonical_number(number: &str) -> Option<String> {
     if digits.is_empty() {
         return Some("0".to_owned());
     }
-    let exponent = exponent.trim_start_matches('+');
-    if exponent.trim_start_matches('-').len() > 18 {
+    let exponent_digits = exponent.trim_start_matches(['+', '-']).trim_start_matches('0');
+    if exponent_digits.len() > 18 {
         return None;
     }
     let trimmed = digits.trim_end_matches('0');
     let exponent = exponent.parse::<i64>().ok()? - i64::try_from(fraction.len()).ok()?
         + i64::try_from(digits.len() - trimmed.len()).ok()?;
     Some(format!("{sign}{trimmed}e{exponent}"))
+}
+
+/// Whether two texts are the same number. Numbers without a canonical spelling are it only if their texts are the same.
+pub fn is_same_number(a: &str, b: &str) -> bool {
+    a == b || canonical_number(a).is_some_and(|a| canonical_number(b) == Some(a))
 }
 
 /// Whether a number's value is whole: `1`, `1.0` and `1e2` are, `1.5` and `1e-1` are not.
@@ -656,6 +661,8 @@ mod tests {
         same("1.0e2", "100.0");
         same("-0", "0e9");
         same("0.001", "1E-3");
+        same("10", "1e+0000000000000000000001");
+        same("0.1", "1e-0000000000000000000001");
         assert_ne!(canonical_number("9007199254740993"), canonical_number("9007199254740992"));
         assert_ne!(canonical_number("1"), canonical_number("-1"));
         assert_eq!(canonical_number("1e1111111111111111111"), None);

@@ -75,7 +75,7 @@ pub fn expect_params(headers: &HeaderMap, params: &[ParamHeader], arguments: &st
             Some(text) => text == given,
             // Integers are compared as numbers: 42.0 is 42.
             None if value.starts_with(|c: char| c == '-' || c.is_ascii_digit()) => {
-                json::check(&given, 1).is_ok() && json::canonical_number(&given) == json::canonical_number(value)
+                json::check(&given, 1).is_ok() && json::is_same_number(&given, value)
             }
             None => value == given,
         };
@@ -145,5 +145,8 @@ mod tests {
         assert!(check(&[good[0], ("mcp-param-n", "43"), good[2]], all).is_err());
         assert!(check(&[good[0], ("mcp-param-n", "x"), good[2]], all).is_err());
         assert!(check(&[good[0], good[1], ("mcp-param-b", "True")], all).is_err());
+        // Numbers that are too small to be told apart by their value are told apart by their text.
+        let tiny = |given| check(&[("mcp-param-n", given)], r#"{"n":2e-9999999999999999999}"#);
+        assert!(tiny("2e-9999999999999999999").is_ok() && tiny("1e-9999999999999999999").is_err());
     }
 }
