@@ -120,8 +120,9 @@ impl Shape {
                 return Err("an input_required result needs inputRequests or requestState".into());
             }
         }
-        // Older clients refuse structured content that is not an object.
-        let structured = parts.structured.filter(|s| json::is_object(s) || matches!(self.era, Era::Modern(_)));
+        // Older clients refuse structured content that is not an object, and all of them what the schema does not allow.
+        let may_be_any = self.output != Output::Object && matches!(self.era, Era::Modern(_));
+        let structured = parts.structured.filter(|s| may_be_any || json::is_object(s));
         let is_promised = match self.output {
             Output::Unspecified => false,
             Output::Object => true,
@@ -412,6 +413,22 @@ mod tests {
         for bad in ["a", "aGk==", "YQ=", "a_k-", "a b=", "aGkhY", "a\\\\bc", "====", "="] {
             assert!(!is_base64(&format!("\"{bad}\"")), "{bad}");
         }
+    }
+
+    #[test]
+    fn structured_content_is_an_object_where_an_object_is_promised() {
+        let answer = |output, era| {
+            let shape = Shape { era, output, server_info: Bytes::from_static(b"{}"), limit: 1000 };
+            let reply = Reply::Result(Bytes::from_static(br#"{"structuredContent":[1]}"#));
+            let answer: serde_json::Value = serde_json::from_slice(&shape.response("1", &reply).1).unwrap();
+            (answer["result"]["isError"] == true, answer["result"]["structuredContent"].clone())
+        };
+        let (legacy, modern) = (Era::Legacy("2025-11-25"), Era::Modern("2026-07-28"));
+        let (nothing, array) = (serde_json::Value::Null, serde_json::json!([1]));
+        assert_eq!(answer(Output::Object, legacy), (true, nothing.clone()));
+        assert_eq!(answer(Output::Object, modern), (true, nothing.clone()));
+        assert_eq!(answer(Output::Any, legacy), (false, nothing));
+        assert_eq!(answer(Output::Any, modern), (false, array));
     }
 
     #[test]
