@@ -415,8 +415,13 @@ impl<'a> CallRef<'a> {
             return None;
         }
         let (prefix, number) = self.request_id.split_once(':')?;
-        (SessionId::parse(prefix) == Some(session)).then(|| number.parse().ok()).flatten()
+        (SessionId::parse(prefix) == Some(session)).then(|| call_number(number)).flatten()
     }
+}
+
+/// Reads the number of a call exactly as we write it.
+pub fn call_number(text: &str) -> Option<u64> {
+    text.parse().ok().filter(|number: &u64| number.to_string() == text)
 }
 
 /// What an `invoke_result` says.
@@ -692,6 +697,16 @@ mod tests {
             assert_eq!(call.number_in(session()), Some(3));
             assert_eq!(call.number_in(SessionId::random()), None);
             assert_eq!(answer, Answer::Content(r#"{"a":1.0}"#));
+        }
+    }
+
+    #[test]
+    fn a_call_is_named_exactly_as_we_named_it() {
+        for (number, expected) in
+            [("7", Some(7)), ("+7", None), ("07", None), ("", None), ("-0", None), ("18446744073709551616", None)]
+        {
+            let call = CallRef { session: None, request_id: format!("{S}:{number}").into() };
+            assert_eq!(call.number_in(session()), expected, "{number}");
         }
     }
 

@@ -15,6 +15,7 @@ use tokio_tungstenite::tungstenite::Utf8Bytes;
 use tokio_util::sync::CancellationToken;
 
 use super::frames::{Answer, Invoke, Progress};
+use crate::protocol::call_number;
 
 /// The most bytes of a frame with an answer: a little less than the proxy takes in one message.
 const MAX_ANSWER_BYTES: usize = 30 * 1024 * 1024;
@@ -275,7 +276,7 @@ impl Calls {
 
     fn number(&self, request_id: &str) -> Option<u64> {
         let (session, number) = request_id.split_once(':')?;
-        (session == self.session).then(|| number.parse().ok()).flatten()
+        (session == self.session).then(|| call_number(number)).flatten()
     }
 
     fn request_id(&self, number: u64) -> String {
