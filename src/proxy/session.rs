@@ -382,10 +382,9 @@ impl<'a> Definition<'a> {
         Ok(read)
     }
 
-    /// How messages name this tool. The name is shown escaped and cut, for it may hold anything.
+    /// How messages name this tool.
     fn place(&self, index: usize) -> String {
-        let shown: String = self.name.chars().take(64).flat_map(char::escape_debug).collect();
-        format!("tools[{index}] '{shown}'")
+        format!("tools[{index}] '{}'", shown(&self.name))
     }
 
     fn check(&self, place: &str) -> Result<Tool, String> {
@@ -438,6 +437,11 @@ impl<'a> Definition<'a> {
         member("_meta", self.meta.map(str::as_bytes));
         out.push(b'}');
     }
+}
+
+/// A name in a message, escaped and cut, for it may hold anything.
+fn shown(name: &str) -> String {
+    name.chars().take(64).flat_map(char::escape_debug).collect()
 }
 
 /// A name that every known client takes unchanged.
@@ -497,7 +501,7 @@ fn check_root(schema: &str) -> Result<(), String> {
         })
         .map_err(|_| "'properties' must be an object.".to_owned())?;
         if let Some(key) = wrong {
-            return Err(format!("properties.{key} must be an object."));
+            return Err(format!("properties.{} must be an object.", shown(&key)));
         }
     }
     if let Some(required) = json::member(schema, "required") {
@@ -634,6 +638,7 @@ mod tests {
         refused(r#"[{"name":"a","input_schema":{"type":"array"}}]"#, "root 'type'");
         refused(r#"[{"name":"a","input_schema":{"type":["object","null"]}}]"#, "root 'type'");
         refused(r#"[{"name":"a","input_schema":{"properties":{"p":true}}}]"#, "properties.p");
+        refused(r#"[{"name":"a","input_schema":{"properties":{"p\u001b":true}}}]"#, "properties.p\\u{1b} must");
         refused(r#"[{"name":"a","input_schema":{"required":"p"}}]"#, "'required'");
         refused(r#"[{"name":"a","input_schema":{"properties":{"p":{"$ref":"http://x/y"}}}}]"#, "$ref");
         refused(r#"[{"name":"a","input_schema":{"properties":{"p":{"\u0024ref":"file:x"}}}}]"#, "$ref");
