@@ -273,10 +273,9 @@ impl Tenants {
     pub fn reload(&self, file: &Path) -> Result<Reloaded, TenantsError> {
         let refuse = |what: &dyn fmt::Display| TenantsError(format!("The file of tenants {} {what}", file.display()));
         let text = std::fs::read_to_string(file).map_err(|error| refuse(&format_args!("cannot be read: {error}.")))?;
-        // The parser's own message would quote the line.
         let read: File = toml::from_str(&text).map_err(|error| {
             let line = error.span().map_or(1, |span| text[..span.start.min(text.len())].matches('\n').count() + 1);
-            refuse(&format_args!("cannot be used: line {line}: {}.", error.message().trim_end_matches('.')))
+            refuse(&format_args!("cannot be used: line {line}: {}.", unquoted(error.message())))
         })?;
         let old = self.table();
         let mut table = self.own.clone();
@@ -367,6 +366,17 @@ impl Tenants {
     }
 }
 
+/// What a parser says, without what it quotes: that may be a token that stands where it does not belong.
+fn unquoted(message: &str) -> String {
+    match message.rsplit_once(", expected ") {
+        Some((found, expected)) => {
+            let kind = found.split([':', '`', '"']).next().unwrap_or_default().trim_end();
+            format!("{kind}, expected {expected}")
+        }
+        None => message.trim_end_matches('.').to_owned(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -445,6 +455,9 @@ mod tests {
             ("[[tenant]]\nname = \"default\"\n".to_owned(), "default twice"),
             ("[[tenant]]\nname = \"a\"\n[[tenant]]\nname = \"a\"\n".to_owned(), "a twice"),
             ("[[tenant]]\nname = \"a\"\napp_token_sha256 = [\"plain\"]\n".to_owned(), "64 hexadecimal digits"),
+            ("[[tenant]]\nname = \"a\"\napp_token_sha256 = \"plain\"\n".to_owned(), "line 3: invalid type, expected a"),
+            ("[[tenant]]\nname = \"a\"\nmax_calls = \"plain\"\n".to_owned(), "line 3: invalid type, expected"),
+            ("[[tenant]]\nname = \"a\"\n\"plain\" = 1\n".to_owned(), "line 3: unknown field, expected one of"),
             ("[[tenant]]\nname = \"a\"\nmax_calls = 0\n".to_owned(), "at least 1"),
             (
                 format!(
