@@ -44,6 +44,8 @@ mod docs;
 mod exec;
 /// When sessions end by themselves.
 mod expiry;
+/// Whatever a peer sends.
+mod fuzz;
 /// Every bound on both sides.
 mod limits;
 /// Hearing of changes of the tools.
