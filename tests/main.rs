@@ -74,6 +74,9 @@ mod serve;
 mod sessions;
 /// Stopping without losing anything.
 mod shutdown;
+/// Clients that are slow on purpose.
+#[cfg(target_os = "linux")]
+mod slow;
 /// The stdio program.
 mod stdio;
 /// Many tenants: whose token opens what.
