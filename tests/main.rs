@@ -16,6 +16,8 @@ mod apps;
 mod audit;
 /// Tokens and who gets in.
 mod auth;
+/// The WebSocket protocol itself.
+mod autobahn;
 /// Bridges: results, losses, takeovers, liveness.
 mod bridge;
 /// Requests to a browser-control host.

@@ -2,7 +2,8 @@
 # Installs the real MCP clients that the tests drive: install.sh [--heavy]
 #
 # One folder per client, with the exact versions of pins/<client>/, in $OCP_CLIENTS_DIR (default: target/clients).
-# --heavy adds OpenClaw and the Node it needs, about 700 MB. A client whose pins have not changed is left alone.
+# --heavy adds OpenClaw and the Node it needs, about 700 MB, and the Autobahn testsuite, which needs Python 2.7. A client
+# whose pins have not changed is left alone.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -13,7 +14,7 @@ fail() { echo "install.sh: $*" >&2; exit 1; }
 
 case "${1:-}" in
     '') ;;
-    --heavy) clients+=(node24 openclaw) ;;
+    --heavy) clients+=(node24 openclaw py2-autobahn) ;;
     *) fail "unknown argument '$1'; usage: install.sh [--heavy]" ;;
 esac
 
@@ -29,6 +30,18 @@ dir=$(cd "$dir" && pwd)
 exec 9>"$dir/.lock"
 flock 9
 
+# The Python 2.7 that the Autobahn testsuite needs. Debian has none any more; pyenv builds one, not always in the PATH.
+python2() {
+    local candidate
+    for candidate in python2.7 "${PYENV_ROOT:-$HOME/.pyenv}"/versions/2.7.*/bin/python2.7; do
+        if "$candidate" -m pip --version >/dev/null 2>&1; then
+            command -v "$candidate"
+            return
+        fi
+    done
+    fail "Python 2.7 with pip is missing, which the Autobahn testsuite needs; install it with: pyenv install 2.7.18"
+}
+
 # A virtual environment stops working when it is moved or its Python goes, so both belong to its stamp.
 python=$(python3 --version)
 
@@ -39,7 +52,15 @@ for client in "${clients[@]}"; do
 
     echo "install.sh: installing $client" >&2
     rm -rf "${dir:?}/$client"
-    if [[ -f $pins/requirements.txt ]]; then
+    if [[ $client == py2-* ]]; then
+        interpreter=$(python2)
+        # Python 2.7 makes no virtual environments by itself; a user's folder of packages does.
+        PYTHONUSERBASE=$dir/$client "$interpreter" -m pip install --quiet --disable-pip-version-check --no-input \
+            --user --ignore-installed --no-warn-script-location -r "$pins/requirements.txt" >&2 ||
+            fail "pip could not install $client; check that the Python package index can be reached"
+        printf '#!/bin/sh\nPYTHONUSERBASE="$(dirname "$0")" exec %q "$@"\n' "$interpreter" >"$dir/$client/python"
+        chmod +x "$dir/$client/python"
+    elif [[ -f $pins/requirements.txt ]]; then
         python3 -m venv "$dir/$client" >&2 ||
             fail "python3 -m venv failed for $client; install what it needs with: apt-get install python3-venv"
         "$dir/$client/bin/pip" install --quiet --disable-pip-version-check --no-input -r "$pins/requirements.txt" >&2 ||
