@@ -47,7 +47,7 @@
 //! | [`node::bridge_client`] | the app's end of a bridge, for any lender; when it comes back is [`node::backoff`]'s |
 //! | [`node::bridge_client::calls`], [`node::bridge_client::frames`] | its calls, without a socket; its frames |
 //! | [`node::lend`], [`node::upstream`] | lending an MCP server that already exists; that server as a lender |
-//! | [`node::upstream::http`], [`node::upstream::filter`] | how it is reached by HTTP; which of its tools are lent |
+//! | [`node::upstream::http`], [`node::filter`] | how it is reached by HTTP; which of its tools are lent |
 //! | [`node::descriptions`] | what clients read about each command |
 //! | [`node::token`] | the file with the token of the local MCP server |
 //! | [`winnode`], [`winnode::args`], [`winnode::access`] | the command line for one call of the local MCP server |
