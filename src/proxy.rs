@@ -68,6 +68,8 @@ pub struct ProxyState {
     registry: Registry,
     /// The calls in flight, everybody's.
     calls: Arc<Count>,
+    /// The bytes of requests in memory, everybody's.
+    request_bytes: Arc<Count>,
     rates: Rates,
     /// Places of sockets that are open only to be refused.
     refused_sockets: Arc<Semaphore>,
@@ -82,6 +84,7 @@ impl ProxyState {
     fn new(config: Config, ip: IpAddr) -> Result<Self, TenantsError> {
         let limits = BridgeLimits {
             calls: config.max_calls_per_session,
+            call_bytes: config.max_call_bytes_per_session,
             queue_bytes: config.max_queue_bytes,
             result_bytes: config.max_result_bytes,
             progress_bytes: config.max_progress_bytes,
@@ -98,6 +101,7 @@ impl ProxyState {
                 limits,
             ),
             calls: Arc::new(Count::new(config.max_calls)),
+            request_bytes: Arc::new(Count::new(config.max_request_bytes)),
             rates: Rates::new(&config),
             refused_sockets: Arc::new(Semaphore::new(config.max_refused_sockets)),
             tasks: TaskTracker::new(),

@@ -18,6 +18,7 @@ const LIMITS: ToolLimits = ToolLimits { tools: 9, tool_bytes: 999, tools_bytes: 
 
 const LIMITS_OF_BRIDGE: BridgeLimits = BridgeLimits {
     calls: 2,
+    call_bytes: 1000,
     queue_bytes: 1000,
     result_bytes: 1000,
     progress_bytes: 100,
@@ -46,6 +47,7 @@ fn request() -> CallRequest<'static> {
         client_id: "1",
         tool: "t",
         arguments: "{}",
+        kept_bytes: 2,
         progress: false,
         context: Default::default(),
         timeout: Duration::from_secs(120),

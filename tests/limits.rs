@@ -126,6 +126,125 @@ async fn calls_in_flight_are_bounded() {
     assert_eq!(third.await.unwrap().tool_text(), "in");
 }
 
+/// A tools/call of so many bytes.
+fn call_of(bytes: usize) -> String {
+    let empty = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"slow","arguments":{"x":""}}}"#;
+    empty.replace("\"\"", &format!("\"{}\"", "x".repeat(bytes - empty.len())))
+}
+
+const SMALL_BODIES: [(&str, &str); 3] =
+    [("MAX_BODY_BYTES", "20000"), ("MAX_TOOLS_BYTES", "20000"), ("MAX_TOOL_BYTES", "20000")];
+
+#[tokio::test]
+async fn the_bytes_of_a_sessions_calls_in_flight_are_bounded() {
+    let server = TestServer::start(&[&SMALL_BODIES[..], &[("MAX_CALL_BYTES_PER_SESSION", "40000")]].concat()).await;
+    let app = App::register(&server).await;
+    let mut bridge = app.connect().await;
+    let client = app.client();
+    let start = |bytes: usize| {
+        let client = client.clone();
+        tokio::spawn(async move { client.post(call_of(bytes)).await })
+    };
+    let calls = [start(20_000), start(20_000)];
+    let (first, _) = (bridge.invoked().await.0, bridge.invoked().await);
+    let busy = client.post(call_of(100)).await;
+    assert!(busy.is_tool_error());
+    assert_eq!(
+        busy.tool_text(),
+        "The calls in flight for this session hold too much (limit: 40000 bytes). Retry in 1 s."
+    );
+    bridge.answer(&first, r#""ok":true"#).await;
+    let [one, other] = calls;
+    soon(async {
+        tokio::select! { _ = one => {}, _ = other => {} }
+    })
+    .await;
+    let next = start(20_000);
+    bridge.answer_next(r#""ok":true,"content":"in""#).await;
+    assert_eq!(next.await.unwrap().tool_text(), "in");
+
+    // The frame of a call that may be sent again is kept, too.
+    let registration = json!({ "device_id": "d", "tools": tools(&["slow"]), "bridge_features": ["resume"] });
+    let app = App::register_with(&server, registration).await;
+    let mut bridge = app.connect().await;
+    assert_eq!(bridge.recv().await["type"], "hello");
+    let client = app.client();
+    let _call = tokio::spawn({
+        let client = client.clone();
+        async move { client.post(call_of(19_000)).await }
+    });
+    bridge.invoked().await;
+    assert!(client.post(call_of(1001)).await.tool_text().contains("hold too much"));
+    let fits = tokio::spawn(async move { client.post(call_of(1000)).await });
+    bridge.answer_next(r#""ok":true,"content":"in""#).await;
+    assert_eq!(fits.await.unwrap().tool_text(), "in");
+}
+
+#[tokio::test]
+async fn the_bytes_of_requests_in_memory_are_bounded_and_small_ones_get_through() {
+    let server = TestServer::start(&[&SMALL_BODIES[..], &[("MAX_REQUEST_BYTES", "40000")]].concat()).await;
+    let app = App::register(&server).await;
+    let mut bridge = app.connect().await;
+    let client = app.client();
+    let start = |bytes: usize| {
+        let client = client.clone();
+        tokio::spawn(async move { client.post(call_of(bytes)).await })
+    };
+    let calls = [start(20_000), start(20_000)];
+    let (first, _) = (bridge.invoked().await.0, bridge.invoked().await);
+    let full = client.post(call_of(16_385)).await;
+    assert_eq!((full.status, full.header("retry-after"), &full.json()["error"]["code"]), (503, Some("1"), &json!(503)));
+    assert!(full.text.contains("limit: 40000 bytes"), "{}", full.text);
+    let registration = json!({ "device_id": "d", "x": "x".repeat(17_000) });
+    let create = async || send(http().post(format!("{}/v1/chat/sessions", server.base)).json(&registration)).await;
+    assert_eq!(create().await.status, 503);
+    let small = start(16_000);
+    bridge.answer_next(r#""ok":true,"content":"small""#).await;
+    assert_eq!(small.await.unwrap().tool_text(), "small");
+    bridge.answer(&first, r#""ok":true"#).await;
+    let [one, other] = calls;
+    soon(async {
+        tokio::select! { _ = one => {}, _ = other => {} }
+    })
+    .await;
+    assert_eq!(create().await.status, 200);
+    let next = start(20_000);
+    bridge.answer_next(r#""ok":true,"content":"in""#).await;
+    assert_eq!(next.await.unwrap().tool_text(), "in");
+
+    // One that is still on its way counts with what has come of it.
+    let path = app.mcp_url.split_once(&format!(":{}", server.port)).unwrap().1;
+    let head = format!(
+        "POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 20000\r\n\r\n"
+    );
+    let mut slow = TcpStream::connect(("127.0.0.1", server.port)).await.unwrap();
+    slow.write_all(format!("{head}{}", " ".repeat(19_999)).as_bytes()).await.unwrap();
+    until(async || create().await.status == 503).await;
+    drop(slow);
+    until(async || create().await.status == 200).await;
+}
+
+#[tokio::test]
+async fn the_frames_of_calls_that_resume_count_among_the_bytes_of_requests() {
+    let server = TestServer::start(&[&SMALL_BODIES[..], &[("MAX_REQUEST_BYTES", "40000")]].concat()).await;
+    let registration = json!({ "device_id": "d", "tools": tools(&["slow"]), "bridge_features": ["resume"] });
+    let app = App::register_with(&server, registration).await;
+    let mut bridge = app.connect().await;
+    assert_eq!(bridge.recv().await["type"], "hello");
+    let client = app.client();
+    let call = tokio::spawn({
+        let client = client.clone();
+        async move { client.post(call_of(20_000)).await }
+    });
+    let (id, _, _) = bridge.invoked().await;
+    assert_eq!(client.post(call_of(16_385)).await.status, 503);
+    bridge.answer(&id, r#""ok":true"#).await;
+    call.await.unwrap();
+    let next = tokio::spawn(async move { client.post(call_of(20_000)).await });
+    bridge.answer_next(r#""ok":true,"content":"in""#).await;
+    assert_eq!(next.await.unwrap().tool_text(), "in");
+}
+
 #[tokio::test]
 async fn sessions_are_bounded() {
     let server = TestServer::start(&[("MAX_SESSIONS_PER_TENANT", "2")]).await;

@@ -13,7 +13,6 @@ use axum::extract::State;
 use axum::response::Response;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use bytes::Bytes;
 use http::header::{
     AUTHORIZATION, CONNECTION, HeaderName, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_PROTOCOL,
     SEC_WEBSOCKET_VERSION, UPGRADE,
@@ -309,12 +308,12 @@ fn caller_of(request: &Request) -> Result<AppCaller> {
     }
 }
 
-async fn json_body(state: &ProxyState, headers: &HeaderMap, request_body: axum::body::Body) -> Result<Bytes> {
+async fn json_body(state: &ProxyState, headers: &HeaderMap, request_body: axum::body::Body) -> Result<body::Held> {
     if let Err(refusal) = gate::check_json_body(headers) {
         body::discard(request_body, &state.config).await;
         return Err(refusal.into());
     }
-    Ok(body::read(headers, request_body, &state.config).await?)
+    Ok(body::read(headers, request_body, state).await?)
 }
 
 fn checked_json(body: &[u8], max_depth: usize) -> Result<&str> {

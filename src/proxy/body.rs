@@ -1,8 +1,10 @@
-//! Reading a request's body within its bounds: size, pauses, and time in all. And a response's body that is sent
-//! from where its parts are kept.
+//! Reading a request's body within its bounds: size, pauses, time in all, and what all requests keep in memory
+//! together. And a response's body that is sent from where its parts are kept.
 
 use std::convert::Infallible;
+use std::ops::Deref;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
@@ -14,38 +16,103 @@ use http::header::CONTENT_LENGTH;
 use http_body::{Frame, SizeHint};
 use http_body_util::BodyExt;
 
+use crate::proxy::ProxyState;
 use crate::proxy::config::Config;
 use crate::proxy::gate::Refusal;
+use crate::proxy::tenants::{Count, Full};
 
 /// How much of a body over the limit is still read, in limits, so that its sender gets to read the answer.
 const DISCARDED_LIMITS: usize = 4;
 
+/// Requests up to here are not counted among the bytes in memory: the number of connections bounds those. So the
+/// large requests of some do not keep the small ones of others out.
+const UNCOUNTED_BYTES: usize = 16 * 1024;
+
+/// Bytes that count among those that all requests keep in memory, until this is dropped.
+#[derive(Debug)]
+pub struct Share {
+    bytes: usize,
+    all: Arc<Count>,
+}
+
+impl Share {
+    /// Counts `bytes` of a request.
+    ///
+    /// # Errors
+    /// [`Full`], if all requests together keep too many then.
+    pub fn take(bytes: usize, all: &Arc<Count>) -> Result<Self, Full> {
+        let mut share = Share { bytes: 0, all: Arc::clone(all) };
+        share.grow_to(bytes)?;
+        Ok(share)
+    }
+
+    fn grow_to(&mut self, bytes: usize) -> Result<(), Full> {
+        let more = if bytes > UNCOUNTED_BYTES { bytes.saturating_sub(self.bytes) } else { 0 };
+        self.all.take_some(more)?;
+        self.bytes += more;
+        Ok(())
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.all.give_back_some(self.bytes);
+    }
+}
+
+/// A request's whole body, and its share of the memory.
+#[derive(Debug)]
+pub struct Held {
+    bytes: Bytes,
+    _share: Share,
+}
+
+impl Deref for Held {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+/// Why a request is refused for whose bytes there is no room among those of all.
+pub fn no_room(full: Full) -> Refusal {
+    let message = format!("Too many bytes of requests are in memory (limit: {} bytes). Retry in 1 s.", full.limit);
+    Refusal { status: StatusCode::SERVICE_UNAVAILABLE, message }
+}
+
 /// Reads a whole body. One that arrived in a single piece is not copied.
 ///
 /// # Errors
-/// [`Refusal`] with 413 (too large), 408 (too slow) or 400 (broken off).
-pub async fn read(headers: &HeaderMap, mut body: Body, config: &Config) -> Result<Bytes, Refusal> {
+/// [`Refusal`] with 413 (too large), 408 (too slow), 400 (broken off) or 503 (no room).
+pub async fn read(headers: &HeaderMap, mut body: Body, state: &ProxyState) -> Result<Held, Refusal> {
+    let config = &state.config;
     let limit = config.max_body_bytes;
     let declared = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
+    let end = Instant::now() + config.body_timeout.0;
+    let mut share = Share { bytes: 0, all: Arc::clone(&state.request_bytes) };
+    let mut first = Bytes::new();
+    let mut rest = BytesMut::new();
+    let mut size = 0;
+    // Set once the body is only read on so that its sender gets to read this answer.
+    let mut refusal = None;
     let too_large = |size: usize| Refusal {
         status: StatusCode::PAYLOAD_TOO_LARGE,
         message: format!("The body has {size} bytes or more; the limit is {limit}."),
     };
-    let end = Instant::now() + config.body_timeout.0;
-    let mut first = Bytes::new();
-    let mut rest = BytesMut::new();
-    let mut size = 0;
     loop {
         let pause_end = (Instant::now() + config.body_idle.0).min(end);
         let frame = match tokio::time::timeout_at(pause_end.into(), body.frame()).await {
             Ok(Some(Ok(frame))) => frame,
-            Ok(None) if size > limit => return Err(too_large(size)),
-            Ok(None) if rest.is_empty() => return Ok(first),
-            Ok(None) => return Ok(rest.freeze()),
+            Ok(None) | Err(_) if size > limit => return Err(too_large(size)),
+            Ok(None) => match refusal {
+                Some(refusal) => return Err(refusal),
+                None if rest.is_empty() => return Ok(Held { bytes: first, _share: share }),
+                None => return Ok(Held { bytes: rest.freeze(), _share: share }),
+            },
             Ok(Some(Err(_))) => {
                 return Err(Refusal { status: StatusCode::BAD_REQUEST, message: "The body broke off.".into() });
             }
-            Err(_) if size > limit => return Err(too_large(size)),
             Err(_) => {
                 let message = "The body came too slowly.".into();
                 return Err(Refusal { status: StatusCode::REQUEST_TIMEOUT, message });
@@ -53,11 +120,15 @@ pub async fn read(headers: &HeaderMap, mut body: Body, config: &Config) -> Resul
         };
         let Ok(data) = frame.into_data() else { continue };
         size += data.len();
-        if size > limit {
+        if size > limit.saturating_mul(DISCARDED_LIMITS) {
+            return Err(too_large(size));
+        }
+        if refusal.is_none() && size <= limit {
+            refusal = share.grow_to(size).err().map(no_room);
+        }
+        if refusal.is_some() || size > limit {
             (first, rest) = (Bytes::new(), BytesMut::new());
-            if size > limit.saturating_mul(DISCARDED_LIMITS) {
-                return Err(too_large(size));
-            }
+            share = Share { bytes: 0, all: Arc::clone(&state.request_bytes) };
         } else if size == data.len() {
             first = data;
         } else {

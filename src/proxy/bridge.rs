@@ -42,6 +42,8 @@ const OVERDUE: Duration = Duration::from_secs(5);
 pub struct BridgeLimits {
     /// The most calls in flight.
     pub calls: usize,
+    /// The most bytes that their requests take.
+    pub call_bytes: usize,
     /// The most bytes that wait to be sent to the app.
     pub queue_bytes: usize,
     /// The most bytes of a result.
@@ -99,6 +101,9 @@ pub enum CallError {
     /// The session has too many calls in flight.
     #[error("Too many calls in flight for this session ({0}). Retry in 1 s.")]
     Busy(usize),
+    /// The session's calls in flight take too much memory.
+    #[error("The calls in flight for this session hold too much (limit: {0} bytes). Retry in 1 s.")]
+    BusyBytes(usize),
     /// The app reads too slowly.
     #[error("Too much waits to be sent to this app (limit: {0} bytes). Retry in 1 s.")]
     QueueFull(usize),
@@ -127,7 +132,7 @@ impl CallError {
             CallError::Cancelled => "cancelled",
             CallError::Deleted => "session_deleted",
             CallError::ShuttingDown => "shutting_down",
-            CallError::Busy(_) => "busy",
+            CallError::Busy(_) | CallError::BusyBytes(_) => "busy",
             CallError::QueueFull(_) => "queue_full",
             CallError::TooLarge { .. } => "result_too_large",
             CallError::Malformed(_) => "malformed",
@@ -147,6 +152,8 @@ pub struct CallRequest<'a> {
     pub tool: &'a str,
     /// The arguments' text.
     pub arguments: &'a str,
+    /// How many bytes of its request are kept for as long as it runs.
+    pub kept_bytes: usize,
     /// Whether the client wants to hear of progress.
     pub progress: bool,
     /// The caller.
@@ -296,6 +303,7 @@ impl Bridge {
         let timeout = request.timeout;
         let pending = Pending {
             client_id: request.client_id.into(),
+            kept_bytes: request.kept_bytes,
             reply,
             progress,
             deadline,
@@ -305,7 +313,7 @@ impl Bridge {
         };
         {
             let mut state = self.state();
-            state.admission(self, now)?;
+            state.admission(self, &request, now)?;
             // A cancellation may have come while the frame was written.
             if state.tombstones.take(request.client_id, now) {
                 return Err(CallError::Cancelled);
@@ -721,6 +729,7 @@ mod tests {
 
     const LIMITS: BridgeLimits = BridgeLimits {
         calls: 4,
+        call_bytes: 100,
         queue_bytes: 2000,
         result_bytes: 1000,
         progress_bytes: 100,
@@ -824,6 +833,7 @@ mod tests {
                         client_id: &id.to_string(),
                         tool: "t",
                         arguments: "{}",
+                        kept_bytes: 20 + 10 * usize::from(id),
                         progress: false,
                         context: Context::default(),
                         timeout: Duration::from_secs(30),
@@ -883,6 +893,7 @@ mod tests {
             assert!(world.ran.values().all(|times| *times == 1), "a call ran twice: {:?}", world.ran);
             let state = bridge.state();
             assert!(state.calls.len() <= LIMITS.calls);
+            assert!(state.calls.values().map(|call| call.kept_bytes).sum::<usize>() <= LIMITS.call_bytes);
             assert!(state.outbox_bytes <= LIMITS.queue_bytes + 500, "but for hello and cancel frames");
             assert_eq!(state.outbox_bytes, state.outbox.iter().map(Outgoing::len).sum::<usize>());
             assert!(state.attached.is_none() || state.parked.is_none());

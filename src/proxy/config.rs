@@ -119,6 +119,10 @@ pub struct Config {
     pub max_calls_per_tenant: usize,
     /// The most calls in flight in all.
     pub max_calls: usize,
+    /// The most bytes that the requests of a session's calls in flight take.
+    pub max_call_bytes_per_session: usize,
+    /// The most bytes of requests in memory in all.
+    pub max_request_bytes: usize,
     /// The most clients that listen to changes of a session's tools.
     pub max_listeners_per_session: usize,
     /// The most sessions of a tenant.
@@ -192,6 +196,8 @@ impl Default for Config {
             max_calls_per_session: 256,
             max_calls_per_tenant: 1024,
             max_calls: 10_000,
+            max_call_bytes_per_session: 64 * MIB,
+            max_request_bytes: 512 * MIB,
             max_listeners_per_session: 32,
             max_sessions_per_tenant: 1000,
             max_sessions: 100_000,
@@ -378,6 +384,18 @@ impl Config {
             if small > large {
                 return refuse(format!(
                     "{PREFIX}{small_name} is {small}, more than {PREFIX}{large_name}, which is {large}."
+                ));
+            }
+        }
+        // A call of an app that resumes is kept twice: as its request, and as the frame that may be sent again.
+        let least = self.max_body_bytes.saturating_mul(2);
+        for (name, value) in [
+            ("MAX_CALL_BYTES_PER_SESSION", self.max_call_bytes_per_session),
+            ("MAX_REQUEST_BYTES", self.max_request_bytes),
+        ] {
+            if value < least {
+                return refuse(format!(
+                    "{PREFIX}{name} is {value}; it must be at least {least}, twice {PREFIX}MAX_BODY_BYTES."
                 ));
             }
         }
@@ -624,6 +642,8 @@ mod tests {
             ("RESUME_GRACE_SECONDS", "300", "SESSION_TTL_SECONDS"),
             ("MAX_RESULT_BYTES", "99999999999", "MAX_BRIDGE_MESSAGE_BYTES"),
             ("MAX_BODY_BYTES", "9999999", "MAX_QUEUE_BYTES"),
+            ("MAX_CALL_BYTES_PER_SESSION", "8388607", "at least 8388608, twice OPENCLAW_PROXY_MAX_BODY_BYTES"),
+            ("MAX_REQUEST_BYTES", "8388607", "at least 8388608, twice OPENCLAW_PROXY_MAX_BODY_BYTES"),
             ("PUBLIC_URL", "example.com", "PUBLIC_URL"),
             ("PUBLIC_URL", "ftp://example.com", "PUBLIC_URL"),
             ("PUBLIC_URL", "https://u:p@example.com", "PUBLIC_URL"),

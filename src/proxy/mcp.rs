@@ -25,12 +25,13 @@ use crate::mcp::listen::{ListenStream, Listeners, TooMany};
 use crate::mcp::{self, Answer, CallParams, Era, Event, NotCalled, Reply, ToolView, Tools, dispatch};
 use crate::protocol::{Context, SESSION_HEADER, SESSION_HEADER_ALIAS, SessionId};
 use crate::proxy::audit::{self, CallRecord};
+use crate::proxy::body::Share;
 use crate::proxy::bridge::{Call, CallError, CallRequest};
 use crate::proxy::config::{CancelOnDisconnect, Config};
 use crate::proxy::error::respond;
 use crate::proxy::gate::{self, Refusal};
 use crate::proxy::registry::Entry;
-use crate::proxy::tenants::{Client, Place, Role, TooManyCalls};
+use crate::proxy::tenants::{Client, Full, Place, Role, TooManyCalls};
 use crate::proxy::{ProxyState, Request, body, cors};
 
 /// Our own error codes are HTTP statuses: JSON-RPC reserves the negative ones, and clients misread some of them.
@@ -106,7 +107,7 @@ async fn post(state: &Arc<ProxyState>, ip: IpAddr, path: &str, headers: &HeaderM
         body::discard(request_body, &state.config).await;
         return refused(refusal);
     }
-    let body = match body::read(headers, request_body, &state.config).await {
+    let body = match body::read(headers, request_body, state).await {
         Ok(body) => body,
         Err(refusal) => return refused(refusal),
     };
@@ -133,14 +134,14 @@ async fn post(state: &Arc<ProxyState>, ip: IpAddr, path: &str, headers: &HeaderM
 async fn unauthorized(state: &ProxyState, headers: &HeaderMap, request_body: Body, denied: Denied) -> Response {
     const MAX_BYTES: usize = 16 * 1024;
     let body = match request_body.size_hint().upper() {
-        Some(size) if size <= MAX_BYTES as u64 => body::read(headers, request_body, &state.config).await,
+        Some(size) if size <= MAX_BYTES as u64 => body::read(headers, request_body, state).await.ok(),
         _ => {
             body::discard(request_body, &state.config).await;
-            Ok(Bytes::new())
+            None
         }
     };
-    let body = body.unwrap_or_default();
-    let message = std::str::from_utf8(&body).ok().map(|text| Message::parse(text, state.config.max_json_depth));
+    let text = body.as_ref().and_then(|body| std::str::from_utf8(body).ok());
+    let message = text.map(|text| Message::parse(text, state.config.max_json_depth));
     let id = match &message {
         Some(Ok(Message::Request { id, .. })) => Some(*id),
         _ => None,
@@ -276,7 +277,7 @@ async fn answer(
                 Ok(entry) => entry,
                 Err((status, code, message)) => return Some(request.error(status, code, &message)),
             };
-            let tools = entry.map(|entry| SessionTools { entry, state });
+            let tools = entry.map(|entry| SessionTools { entry, state, request_bytes: text.len() });
             Some(dispatch(&request, tools.as_ref(), &state.answer_settings()).await)
         }
     }
@@ -374,6 +375,8 @@ impl Target {
 struct SessionTools<'a> {
     entry: &'a Entry,
     state: &'a ProxyState,
+    /// The size of the message that is answered.
+    request_bytes: usize,
 }
 
 impl Tools for SessionTools<'_> {
@@ -424,6 +427,7 @@ impl Tools for SessionTools<'_> {
 /// Why a call was not started.
 enum NotStarted {
     TooMany(TooManyCalls),
+    NoRoom(Full),
     Failed(CallError),
 }
 
@@ -431,7 +435,7 @@ impl NotStarted {
     fn outcome(&self) -> &'static str {
         match self {
             NotStarted::TooMany(TooManyCalls::Tenant(_)) => "tenant_busy",
-            NotStarted::TooMany(TooManyCalls::Everybody(_)) => "proxy_busy",
+            NotStarted::TooMany(TooManyCalls::Everybody(_)) | NotStarted::NoRoom(_) => "proxy_busy",
             NotStarted::Failed(error) => error.outcome(),
         }
     }
@@ -446,23 +450,31 @@ impl From<NotStarted> for NotCalled {
             NotStarted::TooMany(error @ TooManyCalls::Everybody(_)) => {
                 NotCalled::Overloaded(StatusCode::SERVICE_UNAVAILABLE, error.to_string())
             }
+            NotStarted::NoRoom(full) => {
+                let Refusal { status, message } = body::no_room(full);
+                NotCalled::Overloaded(status, message)
+            }
             NotStarted::Failed(error) => NotCalled::Failed(error.to_string()),
         }
     }
 }
 
 impl SessionTools<'_> {
-    fn start(&self, call: CallParams<'_>) -> Result<(Call, Place), NotStarted> {
+    fn start(&self, call: CallParams<'_>) -> Result<(Call, (Place, Share)), NotStarted> {
         if self.state.is_draining() {
             return Err(NotStarted::Failed(CallError::ShuttingDown));
         }
         let place = Place::take(&self.entry.owner.tenant, &self.state.calls).map_err(NotStarted::TooMany)?;
+        // The frame is kept beside the request, to be sent again.
+        let copies = usize::from(self.entry.bridge.features().resume);
+        let copied = Share::take(copies * self.request_bytes, &self.state.request_bytes).map_err(NotStarted::NoRoom)?;
         let Params { meta, client_info, input_responses, request_state, .. } = call.params;
         let meta = meta.as_ref();
         let request = CallRequest {
             client_id: call.id,
             tool: call.name,
             arguments: call.arguments,
+            kept_bytes: (1 + copies) * self.request_bytes,
             progress: call.progress,
             context: Context {
                 client_info: meta.and_then(|meta| meta.client_info).or(*client_info),
@@ -479,7 +491,7 @@ impl SessionTools<'_> {
             },
         };
         let call = self.entry.bridge.call(request, Instant::now()).map_err(NotStarted::Failed)?;
-        Ok((call, place))
+        Ok((call, (place, copied)))
     }
 }
 
@@ -488,7 +500,7 @@ impl SessionTools<'_> {
 struct Running {
     call: Call,
     record: Option<CallRecord>,
-    _place: Place,
+    _place: (Place, Share),
 }
 
 impl mcp::Call for Running {

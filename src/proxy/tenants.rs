@@ -58,14 +58,27 @@ impl Count {
     /// # Errors
     /// [`Full`].
     pub fn take(&self) -> Result<(), Full> {
+        self.take_some(1)
+    }
+
+    /// So many more.
+    ///
+    /// # Errors
+    /// [`Full`]; then there are none more.
+    pub fn take_some(&self, count: usize) -> Result<(), Full> {
         let limit = self.limit.load(Ordering::Relaxed);
-        let more = |now: usize| (now < limit).then_some(now + 1);
+        let more = |now: usize| now.checked_add(count).filter(|sum| *sum <= limit);
         self.now.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).map(|_| ()).map_err(|_| Full { limit })
     }
 
     /// One less.
     pub fn give_back(&self) {
-        self.now.fetch_sub(1, Ordering::Relaxed);
+        self.give_back_some(1);
+    }
+
+    /// So many less.
+    pub fn give_back_some(&self, count: usize) {
+        self.now.fetch_sub(count, Ordering::Relaxed);
     }
 
     fn set_limit(&self, limit: usize) {

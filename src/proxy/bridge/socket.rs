@@ -436,6 +436,7 @@ mod tests {
     async fn the_grace_of_a_socket_that_failed_before_it_was_served_ends_too() {
         let limits = BridgeLimits {
             calls: 4,
+            call_bytes: 1000,
             queue_bytes: 2000,
             result_bytes: 1000,
             progress_bytes: 100,
@@ -452,6 +453,7 @@ mod tests {
             client_id: "1",
             tool: "t",
             arguments: "{}",
+            kept_bytes: 2,
             progress: false,
             context: protocol::Context::default(),
             timeout: Duration::from_secs(120),

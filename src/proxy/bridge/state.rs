@@ -61,6 +61,7 @@ pub(super) struct Parked {
 #[derive(Debug)]
 pub(super) struct Pending {
     pub(super) client_id: Box<str>,
+    pub(super) kept_bytes: usize,
     pub(super) reply: oneshot::Sender<Outcome>,
     pub(super) progress: Option<ProgressPipe>,
     pub(super) deadline: Instant,
@@ -94,7 +95,7 @@ impl Outgoing {
 }
 
 impl State {
-    pub(super) fn admission(&self, bridge: &Bridge, now: Instant) -> Result<(), CallError> {
+    pub(super) fn admission(&self, bridge: &Bridge, request: &CallRequest<'_>, now: Instant) -> Result<(), CallError> {
         if let Some((error, _)) = &self.ended {
             return Err(error.clone());
         }
@@ -106,12 +107,16 @@ impl State {
         if self.calls.len() >= bridge.limits.calls {
             return Err(CallError::Busy(bridge.limits.calls));
         }
+        let kept: usize = self.calls.values().map(|call| call.kept_bytes).sum();
+        if kept.saturating_add(request.kept_bytes) > bridge.limits.call_bytes {
+            return Err(CallError::BusyBytes(bridge.limits.call_bytes));
+        }
         Ok(())
     }
 
     /// Lets a call in and gives it a number.
     pub(super) fn admit(&mut self, bridge: &Bridge, request: &CallRequest<'_>, now: Instant) -> Result<u64, CallError> {
-        self.admission(bridge, now)?;
+        self.admission(bridge, request, now)?;
         if self.tombstones.take(request.client_id, now) {
             return Err(CallError::Cancelled);
         }
