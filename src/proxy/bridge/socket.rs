@@ -430,7 +430,58 @@ mod tests {
     use super::*;
     use crate::mcp::{Call, Event, Reply};
     use crate::protocol::{self, Features, SessionId, Spelling};
-    use crate::proxy::bridge::{BridgeLimits, CallError, CallRequest};
+    use crate::proxy::bridge::{BridgeLimits, CallError, CallRequest, Counters};
+    use crate::proxy::connection::{Busy, Clocks};
+    use std::sync::atomic::Ordering;
+    use tokio::io::AsyncWriteExt;
+
+    #[tokio::test]
+    async fn a_flooding_app_gives_other_tasks_their_turn_after_a_few_messages() {
+        const FRAMES: u64 = 1000;
+        let limits = BridgeLimits {
+            calls: 4,
+            call_bytes: 1000,
+            queue_bytes: 2000,
+            result_bytes: 1000,
+            progress_bytes: 100,
+            json_depth: 9,
+            resume_grace: Duration::ZERO,
+        };
+        let (session, counters) = (SessionId::random(), Arc::new(Counters::default()));
+        let bridge =
+            Bridge::new(session, Spelling::Snake, Features::default(), limits, Arc::clone(&counters), Instant::now());
+        let graces = Graces { tasks: TaskTracker::new(), stop: CancellationToken::new() };
+        let Newcomer::Attached(attachment) = begin(&Arc::new(bridge), &graces) else { panic!("it is the first one") };
+        // Results of no call, each of which is counted, all of them there before the first is read.
+        let result = format!(r#"{{"type":"invoke_result","request_id":"{session}:9","ok":true}}"#);
+        let mut frame = vec![0x81, 0x80 | u8::try_from(result.len()).unwrap(), 0, 0, 0, 0];
+        frame.extend_from_slice(result.as_bytes());
+        let (mut app, stream) = tokio::io::duplex(1 << 20);
+        app.write_all(&frame.repeat(FRAMES as usize)).await.unwrap();
+        let clocks =
+            Clocks { head: Duration::from_secs(9), idle: Duration::from_secs(9), write_stall: Duration::from_secs(9) };
+        let stream = ClientStream::new(stream, Busy::default(), clocks).upgraded(Bytes::new());
+        let mut socket = server_socket(stream, 1000);
+        let settings = SocketSettings {
+            ping: Duration::from_secs(9),
+            probe: Duration::from_secs(9),
+            max_message_bytes: 1000,
+            max_bad_frames: 9,
+        };
+        let mut pump = Box::pin(Pump::new(&mut socket, &attachment, settings, |_| Ok(0)).run());
+        let handled = || counters.results_ignored.load(Ordering::Relaxed);
+        let (mut turns, mut most) = (0, 0);
+        while handled() < FRAMES {
+            let before = handled();
+            // A turn that a task takes in a runtime; it is woken at once when there is more.
+            tokio::task::yield_now().await;
+            let turn = poll_fn(|cx| Poll::Ready(pump.as_mut().poll(cx))).await;
+            assert!(turn.is_pending());
+            (turns, most) = (turns + 1, most.max(handled() - before));
+        }
+        let per_turn = (READ_BUDGET / MESSAGE_COST + 1) as u64;
+        assert!(most <= per_turn && turns >= FRAMES / per_turn, "{most} messages in one of {turns} turns");
+    }
 
     #[tokio::test(start_paused = true)]
     async fn the_grace_of_a_socket_that_failed_before_it_was_served_ends_too() {
