@@ -46,6 +46,8 @@ mod docs;
 mod exec;
 /// When sessions end by themselves.
 mod expiry;
+/// Real reverse proxies in front.
+mod front;
 /// Whatever a peer sends.
 mod fuzz;
 /// Every bound on both sides.

@@ -27,6 +27,7 @@ pub(super) const SESSION: &str = "0123456789abcdef0123456789abcdef";
 
 const LIMITS: BridgeLimits = BridgeLimits {
     calls: 4,
+    call_bytes: 1024 * 1024,
     queue_bytes: 1024 * 1024,
     result_bytes: 1024 * 1024,
     progress_bytes: 1024,
@@ -169,6 +170,7 @@ impl Tools for World {
             client_id: call.id,
             tool: call.name,
             arguments: call.arguments,
+            kept_bytes: call.arguments.len(),
             progress: call.progress,
             context: Context {
                 protocol_version: call.era.version(),
