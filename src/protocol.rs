@@ -132,6 +132,8 @@ pub enum Close {
     Silent,
     /// The app did not read what was sent to it.
     Stalled,
+    /// A message was too large.
+    TooLarge,
 }
 
 impl Close {
@@ -140,6 +142,7 @@ impl Close {
         match self {
             Close::Deleted => 1000,
             Close::Policy | Close::Silent | Close::Stalled => 1008,
+            Close::TooLarge => 1009,
             Close::Restart => 1012,
             Close::Unauthorized => 4401,
             Close::UnknownSession => 4404,
@@ -159,6 +162,7 @@ impl Close {
             Close::Replaced => "A newer bridge of this session took over, because this one was silent.",
             Close::Silent => "No frame arrived for two ping intervals.",
             Close::Stalled => "The app did not read what was sent to it.",
+            Close::TooLarge => "A message was larger than allowed.",
         }
     }
 }

@@ -294,7 +294,9 @@ where
                 Poll::Ready(Some(Ok(message))) => message,
                 Poll::Ready(Some(Err(error))) => {
                     tracing::debug!(%error, "bridge connection broke");
-                    return Poll::Ready(End::Gone);
+                    // Of pieces that are too much together, the codec says nothing to the app.
+                    let is_too_large = matches!(error, tokio_websockets::Error::PayloadTooLong { .. });
+                    return Poll::Ready(if is_too_large { End::Close(Close::TooLarge) } else { End::Gone });
                 }
                 Poll::Ready(None) => return Poll::Ready(End::Gone),
             };
