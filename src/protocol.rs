@@ -535,7 +535,10 @@ impl<'a> Draft<'a> {
                 "tools" => &mut self.tools,
                 _ => continue,
             };
-            *slot = (value != "null").then_some(value);
+            // Two readers could take different ones for the call that is meant.
+            if value != "null" && slot.replace(value).is_some_and(|other| other != value) {
+                return Err(JsonError::Kind { at: reader.mark(), what: "a member is given twice" });
+            }
         }
         reader.end()
     }
