@@ -227,7 +227,8 @@ impl Registration {
         text("user_id", members.user_id)?;
         Ok(Registration {
             device_id: device_id.into_owned(),
-            device_name: text("device_name", members.device_name)?.map(Cow::into_owned),
+            device_name: text("device_name", members.device_name)?
+                .map(|name| name.chars().filter(|c| !is_deceptive(*c)).collect()),
             app_version: text("app_version", members.app_version)?.map(Cow::into_owned),
             instructions: text("instructions", members.instructions)?.map(Cow::into_owned),
             features: features(members.bridge_features)?,
@@ -379,6 +380,7 @@ impl<'a> Definition<'a> {
         for (member, value) in [("path", path), ("title", read.title), ("description", read.description)] {
             text(member, value).map_err(|error| format!("{place}: {error}"))?;
         }
+        check_title("title", read.title).map_err(|error| format!("{place}: {error}"))?;
         Ok(read)
     }
 
@@ -463,6 +465,20 @@ fn check_name(name: &str) -> Result<(), String> {
     Ok(())
 }
 
+/// Checks a title, the name that people see when they are asked whether a tool may run.
+fn check_title(member: &str, title: Option<&str>) -> Result<(), String> {
+    if title.and_then(json::as_string).is_some_and(|title| title.chars().any(is_deceptive)) {
+        return Err(format!("{member}: control characters and those that re-order text are not allowed."));
+    }
+    Ok(())
+}
+
+/// Characters that make one read something else than what is there. Those that join emoji and letters are not among
+/// them: people's languages need these.
+fn is_deceptive(c: char) -> bool {
+    c.is_control() || matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
 /// Characters that a person does not see, or that re-order what they see.
 fn is_unprintable(c: char) -> bool {
     c.is_control()
@@ -539,6 +555,7 @@ fn check_annotations(annotations: Option<&str>) -> Result<(), String> {
         }
     });
     debug_assert!(read.is_ok(), "the body has been checked");
+    check_title("annotations.title", json::member(annotations, "title"))?;
     match wrong {
         Some(key) if key == "title" => Err("annotations.title: a string is required.".into()),
         Some(key) => Err(format!("annotations.{key}: true or false is required.")),
@@ -659,6 +676,8 @@ mod tests {
         refused(r#"[{"name":"a","output_schema":{"type":"nope"}}]"#, "output_schema: type");
         refused(r##"[{"name":"a","input_schema":{"properties":{"p":{"$ref":"#/x"}}}}]"##, "no place");
         refused(r#"[{"name":"a","_meta":1}]"#, "_meta");
+        refused(r#"[{"name":"a","title":"b\u202ec"}]"#, "title: control");
+        refused(r#"[{"name":"a","annotations":{"title":"b\nc"}}]"#, "annotations.title: control");
     }
 
     #[test]
