@@ -50,6 +50,8 @@ mod expiry;
 mod front;
 /// Whatever a peer sends.
 mod fuzz;
+/// Whatever strangers, broken clients and bad apps send.
+mod hostile;
 /// Every bound on both sides.
 mod limits;
 /// Hearing of changes of the tools.
