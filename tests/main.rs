@@ -17,6 +17,7 @@ mod audit;
 /// Tokens and who gets in.
 mod auth;
 /// The WebSocket protocol itself.
+#[cfg(unix)]
 mod autobahn;
 /// Bridges: results, losses, takeovers, liveness.
 mod bridge;
@@ -47,10 +48,13 @@ mod exec;
 /// When sessions end by themselves.
 mod expiry;
 /// Real reverse proxies in front.
+#[cfg(unix)]
 mod front;
 /// Whatever a peer sends.
+#[cfg(unix)]
 mod fuzz;
 /// Whatever strangers, broken clients and bad apps send.
+#[cfg(unix)]
 mod hostile;
 /// Every bound on both sides.
 mod limits;
