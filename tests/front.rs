@@ -1,7 +1,7 @@
 //! The reverse proxies of deploy/, with the samples as they are but for ports, certificate and users: what must pass
 //! passes, and what strangers try at them ends there.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
@@ -56,13 +56,18 @@ async fn free_port() -> u16 {
 
 impl Front {
     async fn start(kind: Kind, settings: &[(&str, &str)]) -> Self {
+        Self::start_with(kind, settings, &[]).await
+    }
+
+    /// With `changes` to the sample.
+    async fn start_with(kind: Kind, settings: &[(&str, &str)], changes: &[(&str, &str)]) -> Self {
         let tokens = [("APP_TOKEN", "app-token"), ("OPENCLAW_TOKEN", "claw-token")];
         let server = TestServer::start(&[&tokens[..], settings].concat()).await;
         let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("front-{}", uuid::Uuid::new_v4()));
         std::fs::create_dir_all(&folder).unwrap();
         let tls_port = free_port().await;
         let certificate = certificate(&folder).await;
-        let mut command = start_command(kind, &folder, tls_port, server.port);
+        let mut command = start_command(kind, &folder, tls_port, server.port, changes);
         let log = std::fs::File::create(folder.join("log")).unwrap();
         command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log).kill_on_drop(true);
         let front = command.spawn().unwrap_or_else(|error| {
@@ -108,7 +113,7 @@ async fn raw(port: u16, bytes: &[u8], wait: Duration) -> String {
 }
 
 /// Makes a certificate for this test, and gives it.
-async fn certificate(folder: &std::path::Path) -> CertificateDer<'static> {
+async fn certificate(folder: &Path) -> CertificateDer<'static> {
     let openssl = async |arguments: &str| {
         let mut command = Command::new("openssl");
         command.args(arguments.split(' ')).current_dir(folder).stdin(Stdio::null());
@@ -127,7 +132,7 @@ async fn certificate(folder: &std::path::Path) -> CertificateDer<'static> {
 }
 
 /// The front's own start, with the sample's text.
-fn start_command(kind: Kind, folder: &std::path::Path, tls_port: u16, port: u16) -> Command {
+fn start_command(kind: Kind, folder: &Path, tls_port: u16, port: u16, changes: &[(&str, &str)]) -> Command {
     let in_folder = |name: &str| folder.join(name).to_str().unwrap().to_owned();
     let upstream = format!("127.0.0.1:{port}");
     let write = |name: &str, text: String| std::fs::write(folder.join(name), text).unwrap();
@@ -141,7 +146,7 @@ fn start_command(kind: Kind, folder: &std::path::Path, tls_port: u16, port: u16)
     match kind {
         Kind::Nginx => {
             let sample = adapt(
-                include_str!("../deploy/nginx.conf"),
+                &adapt(include_str!("../deploy/nginx.conf"), changes),
                 &[
                     ("listen 443 ssl;", &format!("listen 127.0.0.1:{tls_port} ssl;")),
                     ("    listen [::]:443 ssl;\n", ""),
@@ -166,7 +171,7 @@ fn start_command(kind: Kind, folder: &std::path::Path, tls_port: u16, port: u16)
         }
         Kind::Haproxy => {
             let sample = adapt(
-                include_str!("../deploy/haproxy.cfg"),
+                &adapt(include_str!("../deploy/haproxy.cfg"), changes),
                 &[
                     ("    user haproxy\n    group haproxy\n", ""),
                     (
@@ -183,7 +188,7 @@ fn start_command(kind: Kind, folder: &std::path::Path, tls_port: u16, port: u16)
         Kind::Caddy => {
             let site = "{$OPENCLAW_HOST:mcp.example.com} {\n";
             let sample = adapt(
-                include_str!("../deploy/Caddyfile"),
+                &adapt(include_str!("../deploy/Caddyfile"), changes),
                 &[
                     // No certificate from outside, no port 80, no fixed port for administration.
                     ("{\n\tservers {\n", "{\n\tadmin off\n\tauto_https disable_redirects\n\tservers {\n"),
@@ -309,13 +314,11 @@ async fn serves_whatever_it_must(kind: Kind) {
 
     // A client that goes is told to the app, before and after the answer has begun.
     for streams in [false, true] {
-        let (url, answer) = (client(&app), client(&app).request(request));
-        let call = tokio::spawn(async move {
-            match streams {
-                false => _ = url.call("slow", "{}").await,
-                true => _ = answer.send().await.unwrap().bytes_stream().collect::<Vec<_>>().await,
-            }
-        });
+        // One that takes no stream is written nothing while it waits, by which a front could notice.
+        let accept = if streams { "text/event-stream" } else { "application/json" };
+        let call = http().post(&app.mcp_url).bearer_auth("claw-token").header("accept", accept);
+        let call = call.header("content-type", "application/json").body(request);
+        let call = tokio::spawn(async move { call.send().await.unwrap().bytes_stream().collect::<Vec<_>>().await });
         let (id, _, _) = bridge.invoked().await;
         if streams {
             // The answer's head is out once the comments come.
@@ -341,6 +344,37 @@ async fn haproxy_serves_whatever_it_must() {
 #[tokio::test]
 async fn caddy_serves_whatever_it_must() {
     serves_whatever_it_must(Kind::Caddy).await;
+}
+
+/// The pings are what keeps a bridge open in a front that cuts what is idle.
+async fn pings_keep_a_bridge_open(kind: Kind, changes: &[(&str, &str)]) {
+    for (ping, stays) in [("0.5", true), ("20", false)] {
+        let front = Front::start_with(kind, &[("PING_SECONDS", ping)], changes).await;
+        let app = front.register(json!({ "device_id": "d", "tools": [{ "name": "echo" }] })).await;
+        let mut bridge = app.connect().await;
+        let alive = tokio::time::timeout(Duration::from_secs(6), async {
+            while let Some(Ok(frame)) = bridge.socket.next().await {
+                assert!(!frame.is_binary());
+            }
+        });
+        assert_eq!(alive.await.is_err(), stays, "{kind:?}, a ping each {ping} s");
+        assert_eq!(app.status().await.json()["bridge"]["connected"], stays);
+    }
+}
+
+#[tokio::test]
+async fn pings_keep_a_bridge_open_in_nginx() {
+    pings_keep_a_bridge_open(Kind::Nginx, &[("proxy_read_timeout 150s;", "proxy_read_timeout 2s;")]).await;
+}
+
+#[tokio::test]
+async fn pings_keep_a_bridge_open_in_haproxy() {
+    let changes = [
+        ("timeout client 150s", "timeout client 2s"),
+        ("timeout server 150s", "timeout server 2s"),
+        ("    timeout tunnel 1h\n", ""),
+    ];
+    pings_keep_a_bridge_open(Kind::Haproxy, &changes).await;
 }
 
 /// Requests that two servers may read differently. In each, what one of them takes for the end of the request's body
