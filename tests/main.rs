@@ -70,6 +70,9 @@ mod netns;
 /// The node, which lends an MCP server.
 #[cfg(unix)]
 mod node;
+/// What one tenant's noise costs another.
+#[cfg(all(unix, not(debug_assertions)))]
+mod noisy;
 /// The program: the demo, exit codes, signals, logs.
 mod program;
 /// Calls that outlive the socket that carried them.
