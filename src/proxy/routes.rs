@@ -66,19 +66,19 @@ async fn gate(State(state): State<Arc<ProxyState>>, mut request: Request, next: 
         Ok(caller) => state.rates.of_tenant(&caller.tenant),
         Err(_) => state.rates.denial(ip),
     };
-    let mut response = match caller {
+    let mut response = match (has_rate, caller) {
         // Not even its body is read.
-        _ if let Err(refusal) = has_rate => {
+        (Err(refusal), _) => {
             audit::refused(Role::App, ip, refusal.status);
             ApiError::from(refusal).into_response()
         }
-        Err(denied) if needs_token => {
+        (_, Err(denied)) if needs_token => {
             tracing::debug!(%denied, "app refused");
             audit::refused(Role::App, ip, StatusCode::UNAUTHORIZED);
             refuse(&state, request, denied.into()).await
         }
         _ if is_preflight => cors::preflight(request.headers(), "GET, POST, PUT, DELETE"),
-        caller => {
+        (_, caller) => {
             if caller.is_err() {
                 audit::refused(Role::App, ip, StatusCode::UNAUTHORIZED);
             }
