@@ -17,7 +17,7 @@
 //! | [`mcp::stream`], [`mcp::listen`] | event streams: of a call that runs, and of changes of the tools |
 //! | [`protocol`] | app ⇄ proxy on the wire: session ids, bridge frames, close codes |
 //! | [`auth`] | bearer tokens and their only comparison |
-//! | [`process`] | logging and signals |
+//! | [`process`] | logging, the audit log's file, signals |
 //! | [`http_client`] | one HTTP request of a program to a server |
 //! | [`proxy`] | the server: connections, shutdown, shared state |
 //! | [`proxy::config`] | every setting, from the environment |
@@ -25,6 +25,8 @@
 //! | [`proxy::gate`] | Host, Origin and doubled headers; the public base URL |
 //! | [`proxy::api`] | what apps call: sessions and the bridge's upgrade |
 //! | [`proxy::mcp`] | what MCP clients call: `/v1/mcp` |
+//! | [`proxy::tenants`] | whose a token is, and how much each may take |
+//! | [`proxy::rates`], [`proxy::audit`] | how many requests a second; who did what, as lines |
 //! | [`proxy::session`] | a registration, checked and rendered |
 //! | [`proxy::registry`] | which sessions there are; expiry |
 //! | [`proxy::bridge`] | a session's calls in flight: a state machine without a socket; its books in `state` |
@@ -35,6 +37,11 @@
 //! | [`node`], [`node::capabilities`] | what a desktop lends: the list of its capabilities |
 //! | [`node::capabilities::system`], [`node::capabilities::device`] | `system.*` and `device.*` |
 //! | [`node::capabilities::canvas`] | `canvas.*`: a browser of our own, and the A2UI surfaces that it draws |
+//! | [`node::capabilities::screen`], [`node::capabilities::camera`], [`node::capabilities::media`] | pictures and videos |
+//! | [`node::capabilities::tts`], [`node::capabilities::stt`] | speaking and listening |
+//! | [`node::capabilities::location`], [`node::capabilities::browser`] | where this is; a browser-control host |
+//! | [`node::capabilities::app`], [`node::status`] | the node about itself; how its transports are |
+//! | [`node::capabilities::program`] | programs that capabilities start |
 //! | [`node::capabilities::exec`], [`node::capabilities::exec::request`] | running a program; what a call asks for |
 //! | [`node::approvals`], [`node::approvals::policy`] | which programs may be run; the owner's policy |
 //! | [`node::approvals::cli`] | the owner's commands for it |
@@ -46,6 +53,9 @@
 //! | [`node::local_mcp::dispatch`], [`node::local_mcp::calls`] | its messages, and its calls in flight |
 //! | [`node::bridge_client`] | the app's end of a bridge, for any lender; when it comes back is [`node::backoff`]'s |
 //! | [`node::bridge_client::calls`], [`node::bridge_client::frames`] | its calls, without a socket; its frames |
+//! | [`node::serve`], [`node::lender`] | both transports over one registry; the registry as a lender, and what of it is lent |
+//! | [`node::wire`], [`node::announce`] | tools and results as MCP has them; a session as its user reads of it |
+//! | [`node::settings`], [`node::private_file`] | what is switched on; files for their owner alone |
 //! | [`node::lend`], [`node::upstream`] | lending an MCP server that already exists; that server as a lender |
 //! | [`node::upstream::http`], [`node::filter`] | how it is reached by HTTP; which of its tools are lent |
 //! | [`node::descriptions`] | what clients read about each command |
@@ -73,7 +83,7 @@
 //! # Who owns what
 //!
 //! [`proxy::Server`] owns the listener, the sweeper and every connection; `ProxyState` holds the settings, the
-//! guards and the [`proxy::registry::Registry`]; an entry of it is a [`proxy::session::Session`] (data, replaced as
+//! tenants and the [`proxy::registry::Registry`]; an entry of it is a [`proxy::session::Session`] (data, replaced as
 //! a whole) and a [`proxy::bridge::Bridge`] (live, behind a mutex that is never held across an await). A bridge's
 //! socket is owned by one task; when that ends for any reason, the calls it held end at once.
 

@@ -512,3 +512,30 @@ async fn clients_of_2026_are_served_by_their_own_rules() {
     call.abort();
     until(async || local.cancelled() == 1).await;
 }
+
+#[tokio::test]
+async fn who_says_nothing_holds_no_place_for_long() {
+    let short = Duration::from_millis(300);
+    let local = Local::start_with(Config { head_timeout: short, body_pause: short, ..Config::default() }).await;
+    let connect = async || TcpStream::connect(("127.0.0.1", local.port)).await.unwrap();
+    let mut silent = connect().await;
+    let mut answer = Vec::new();
+    let (_, took) = timed(soon(silent.read_to_end(&mut answer))).await;
+    assert!(took >= short, "{took:?}");
+    // A body that pauses for less arrives, one that pauses for longer does not.
+    let head = "POST / HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: 40\r\n\r\n";
+    let body = r#"{"jsonrpc":"2.0","id":1,"method":"ping"}"#;
+    assert_eq!(body.len(), 40);
+    for (pause, status) in [(Some(Duration::from_millis(50)), "200"), (None, "408")] {
+        let mut stream = connect().await;
+        stream.write_all(format!("{head}{}", &body[..20]).as_bytes()).await.unwrap();
+        let mut answer = Vec::new();
+        if let Some(pause) = pause {
+            tokio::time::sleep(pause).await;
+            stream.write_all(&body.as_bytes()[20..]).await.unwrap();
+        }
+        soon(stream.read_to_end(&mut answer)).await.unwrap();
+        let answer = String::from_utf8_lossy(&answer).into_owned();
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{answer}");
+    }
+}

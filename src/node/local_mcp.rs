@@ -53,10 +53,6 @@ use dispatch::{Dispatcher, Ends};
 pub const DEFAULT_PORT: u16 = 8765;
 /// How long to wait when no connection can be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// How long a request's head may take.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a body may pause.
-const BODY_PAUSE: Duration = Duration::from_secs(15);
 /// How often it is logged that connections are refused.
 const COMPLAINT_INTERVAL: Duration = Duration::from_secs(10);
 /// Connections at once. A client keeps a few; more would only hold file descriptors.
@@ -85,6 +81,10 @@ pub struct Config {
     pub admission: Duration,
     /// How long a request may take, from its head to its answer.
     pub deadline: Duration,
+    /// How long a request's head may take: a connection that says nothing takes one of few places.
+    pub head_timeout: Duration,
+    /// How long a body may pause.
+    pub body_pause: Duration,
     /// The largest body.
     pub max_body_bytes: usize,
     /// How long requests may take to end at shutdown, once they have been told to.
@@ -101,6 +101,8 @@ impl Default for Config {
             max_requests: 8,
             admission: Duration::from_millis(50),
             deadline: Duration::from_secs(6 * 60),
+            head_timeout: Duration::from_secs(5),
+            body_pause: Duration::from_secs(15),
             max_body_bytes: 4 * 1024 * 1024,
             drain: Duration::from_secs(5),
         }
@@ -197,6 +199,7 @@ async fn serve(
     shutdown: CancellationToken,
 ) {
     let stopping = shutdown.clone();
+    let head_timeout = shared.config.head_timeout;
     let service = service_fn(move |request| {
         let client_gone = CancellationToken::new();
         let handled = handle(Arc::clone(&shared), request, peer, stopping.clone(), client_gone.clone());
@@ -211,7 +214,7 @@ async fn serve(
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_TIMEOUT)
+        .header_read_timeout(head_timeout)
         .serve_connection(TokioIo::new(stream), service);
     let mut connection = pin!(connection);
     let result = tokio::select! {
@@ -334,7 +337,8 @@ impl Shared {
         body: &mut Incoming,
         ends: &Ends,
     ) -> Result<Response<Full<Bytes>>, Refusal> {
-        let read = ends.transport.run_until_cancelled(read(body, self.config.max_body_bytes)).await;
+        let read =
+            ends.transport.run_until_cancelled(read(body, self.config.max_body_bytes, self.config.body_pause)).await;
         let body = read.ok_or(TIMED_OUT)??;
         let body = String::from_utf8_lossy(&body);
         let Some((status, answer)) = self.dispatcher.dispatch(&body, headers, ends).await else {
@@ -356,10 +360,10 @@ fn shutting_down() -> io::Error {
 const TIMED_OUT: Refusal = (StatusCode::REQUEST_TIMEOUT, "request timed out");
 const TOO_LARGE: Refusal = (StatusCode::PAYLOAD_TOO_LARGE, "request body too large");
 
-/// Reads a whole body of at most `limit` bytes.
-async fn read(body: &mut Incoming, limit: usize) -> Result<Bytes, Refusal> {
+/// Reads a whole body of at most `limit` bytes, which may pause for `pause`.
+async fn read(body: &mut Incoming, limit: usize, pause: Duration) -> Result<Bytes, Refusal> {
     let mut whole = BytesMut::new();
-    while let Some(frame) = tokio::time::timeout(BODY_PAUSE, body.frame()).await.map_err(|_| TIMED_OUT)? {
+    while let Some(frame) = tokio::time::timeout(pause, body.frame()).await.map_err(|_| TIMED_OUT)? {
         // The client has gone: nobody will read this answer.
         let frame = frame.map_err(|_| (StatusCode::BAD_REQUEST, "request body broke off"))?;
         if let Ok(data) = frame.into_data() {

@@ -48,6 +48,12 @@ pub struct ServeArgs {
     /// How many seconds a local request may take
     #[arg(long, value_name = "SECONDS", env = "OPENCLAW_MCP_DEADLINE_SECONDS", default_value_t = 360, value_parser = clap::value_parser!(u64).range(1..))]
     mcp_deadline_seconds: u64,
+    /// How many seconds the head of a local request may take
+    #[arg(long, value_name = "SECONDS", env = "OPENCLAW_MCP_HEAD_TIMEOUT_SECONDS", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
+    mcp_head_timeout_seconds: u64,
+    /// How many seconds the body of a local request may pause
+    #[arg(long, value_name = "SECONDS", env = "OPENCLAW_MCP_BODY_PAUSE_SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u64).range(1..))]
+    mcp_body_pause_seconds: u64,
     /// The proxy's base URL [default: http://127.0.0.1:8000]
     #[arg(long, value_name = "URL", env = "OPENCLAW_PROXY_SERVER_URL")]
     proxy_url: Option<String>,
@@ -166,10 +172,10 @@ pub async fn serve(args: ServeArgs, out: &mut impl Write, stop: CancellationToke
     args.desktop.apply(&mut setup, bridge_is_on);
     let registry = Arc::new(registry(setup));
 
-    let options = bridge_options(&args);
+    let (options, lender) = (bridge_options(&args), Arc::new(lender(&args, &registry)));
     if bridge_is_on {
         // What can never work is said before anything is started.
-        BridgeClient::new(options.clone(), Arc::new(lender(&args, &registry)))?;
+        BridgeClient::new(options.clone(), Arc::clone(&lender))?;
     }
     let mut local = None;
     if local_is_on {
@@ -209,7 +215,6 @@ pub async fn serve(args: ServeArgs, out: &mut impl Write, stop: CancellationToke
         if !bridge_is_on {
             return Ok(());
         }
-        let lender = Arc::new(lender(&args, &registry));
         let lend = keep_lending(&args, options, &lender, &status, is_alone, out, &stop);
         // Ends with the bridge, not with the node: calls that still run may be the last.
         let ended = CancellationToken::new();
@@ -246,6 +251,8 @@ async fn start_local_mcp(
         max_requests: args.mcp_max_requests,
         max_body_bytes: args.mcp_max_body_bytes,
         deadline: Duration::from_secs(args.mcp_deadline_seconds),
+        head_timeout: Duration::from_secs(args.mcp_head_timeout_seconds),
+        body_pause: Duration::from_secs(args.mcp_body_pause_seconds),
         ..local_mcp::Config::default()
     };
     Ok((Server::new(config, registry), listener, token_file.to_owned()))

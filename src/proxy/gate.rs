@@ -168,8 +168,8 @@ pub fn public_base(config: &Config, headers: &HeaderMap, peer: IpAddr) -> String
 pub fn client_ip(config: &Config, headers: &HeaderMap, peer: IpAddr) -> IpAddr {
     let is_trusted = |ip: IpAddr| config.trusted_proxies.iter().any(|network| network.contains(ip));
     // Bytes, for what strangers write in a line need not be text, and must not hide what stands to the right of it.
-    let lines: Vec<&[u8]> = headers.get_all("x-forwarded-for").iter().map(HeaderValue::as_bytes).collect();
-    let mut hops = lines.iter().rev().flat_map(|line| line.rsplit(|&b| b == b','));
+    let lines = headers.get_all("x-forwarded-for").iter().rev().map(HeaderValue::as_bytes);
+    let mut hops = lines.flat_map(|line| line.rsplit(|&b| b == b','));
     let address = |hop: &[u8]| std::str::from_utf8(hop).ok()?.trim().parse::<IpAddr>().ok();
     let mut client = peer;
     while is_trusted(client) {

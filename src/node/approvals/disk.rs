@@ -147,8 +147,10 @@ mod tests {
         assert!(is_refused(&path), "another name");
         fs::remove_file(&elsewhere).unwrap();
         assert_eq!(read(&path), Ok(Some(b"old".to_vec())));
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
-        assert!(is_refused(&path), "everybody may write");
+        for mode in [0o666, 0o602, 0o620] {
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            assert!(is_refused(&path), "others may write: {mode:o}");
+        }
         fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
         symlink(&data, folder.0.join("link")).unwrap();
         assert!(is_refused(&folder.0.join("link/file")), "a link on the way");
