@@ -283,6 +283,46 @@ async fn each_tenant_has_its_own_bounds() {
     assert_eq!(soon(again).await.unwrap().tool_text(), "3");
 }
 
+#[tokio::test]
+async fn the_requests_of_one_tenant_leave_room_for_anothers() {
+    let file = TenantsFile::new(&(tenant("a", "max_request_bytes = 50000") + &tenant("b", "")));
+    let settings = [("MAX_TOOL_BYTES", "4096"), ("MAX_TOOLS_BYTES", "8192"), ("MAX_BODY_BYTES", "20480")];
+    let limits =
+        [("TENANTS_FILE", file.path()), ("MAX_REQUEST_BYTES_PER_TENANT", "60000"), ("MAX_REQUEST_BYTES", "90000")];
+    let server = TestServer::start(&[&settings[..], &limits[..]].concat()).await;
+    let register = async |token: &str| {
+        App::register_as(&server, json!({ "device_id": "d", "tools": tools(&["slow"]) }), token).await
+    };
+    let (a, b) = (register("a-app").await, register("b-app").await);
+    let (mut bridge_a, mut bridge_b) = (a.connect().await, b.connect().await);
+    let client = |app: &App, tenant: &str| app.client().header("authorization", &format!("Bearer {tenant}-claw"));
+    let arguments = format!(r#"{{"x":"{}"}}"#, "x".repeat(19_800));
+    let calls = ["1", "2"].map(|id| client(&a, "a").spawn_call(id, "slow", &arguments));
+    let ids = [bridge_a.invoked().await.0, bridge_a.invoked().await.0];
+    let full = client(&a, "a").call_as("7", "slow", &arguments).await;
+    assert_eq!((full.status, full.header("retry-after"), &full.json()["error"]["code"]), (429, Some("1"), &json!(429)));
+    assert!(full.text.contains("this tenant") && full.text.contains("limit: 50000 bytes"), "{}", full.text);
+    // The other tenant has its own bound, until all together have too much.
+    let others = ["1", "2"].map(|id| client(&b, "b").spawn_call(id, "slow", &arguments));
+    let other_ids = [bridge_b.invoked().await.0, bridge_b.invoked().await.0];
+    assert_eq!(client(&b, "b").call("slow", &arguments).await.status, 503);
+    bridge_a.answer(&ids[0], r#""ok":true,"content":1"#).await;
+    let [first, second] = calls;
+    assert_eq!(soon(first).await.unwrap().tool_text(), "1");
+    let third = client(&b, "b").spawn_call("3", "slow", &arguments);
+    let third_id = bridge_b.invoked().await.0;
+    for (bridge, id) in [(&mut bridge_a, &ids[1]), (&mut bridge_b, &other_ids[0])] {
+        bridge.answer(id, r#""ok":true,"content":2"#).await;
+    }
+    for id in [&other_ids[1], &third_id] {
+        bridge_b.answer(id, r#""ok":true,"content":2"#).await;
+    }
+    let [other, another] = others;
+    for call in [second, other, another, third] {
+        assert_eq!(soon(call).await.unwrap().tool_text(), "2");
+    }
+}
+
 impl App {
     async fn status_with(&self, token: &str) -> Value {
         send(http().get(self.session_url()).bearer_auth(token)).await.json()

@@ -34,7 +34,7 @@ use crate::proxy::error::{ApiError, respond};
 use crate::proxy::gate;
 use crate::proxy::registry::{Entry, Full, Owner};
 use crate::proxy::session::{Registration, ToolSet, tools_member};
-use crate::proxy::tenants::{AppCaller, Role};
+use crate::proxy::tenants::{AppCaller, Role, Tenant};
 use crate::proxy::{Peer, ProxyState, Request, audit, body};
 
 type Result<T = Response> = std::result::Result<T, ApiError>;
@@ -49,7 +49,7 @@ pub async fn create(State(state): State<Arc<ProxyState>>, request: Request) -> R
             "The proxy is shutting down; retry in a few seconds.",
         ));
     }
-    let body = json_body(&state, &parts.headers, request_body).await?;
+    let body = json_body(&state, &caller.tenant, &parts.headers, request_body).await?;
     let text = checked_json(&body, state.config.max_json_depth)?;
     let registration = Registration::parse(text, &state.config.tool_limits()).map_err(unprocessable)?;
     let warnings = registration.tools.warnings.clone();
@@ -143,9 +143,10 @@ pub async fn delete(State(state): State<Arc<ProxyState>>, request: Request) -> R
 
 /// `PUT /v1/chat/sessions/{id}/tools`: replaces the tools, all or none.
 pub async fn put_tools(State(state): State<Arc<ProxyState>>, request: Request) -> Result {
+    let tenant = caller_of(&request)?.tenant;
     let entry = find(&state, &request);
     let (parts, request_body) = request.into_parts();
-    let body = json_body(&state, &parts.headers, request_body).await?;
+    let body = json_body(&state, &tenant, &parts.headers, request_body).await?;
     let entry = entry?;
     let text = checked_json(&body, state.config.max_json_depth)?;
     let tools = tools_member(text, state.config.max_json_depth).map_err(unprocessable)?;
@@ -308,12 +309,17 @@ fn caller_of(request: &Request) -> Result<AppCaller> {
     }
 }
 
-async fn json_body(state: &ProxyState, headers: &HeaderMap, request_body: axum::body::Body) -> Result<body::Held> {
+async fn json_body(
+    state: &ProxyState,
+    tenant: &Arc<Tenant>,
+    headers: &HeaderMap,
+    request_body: axum::body::Body,
+) -> Result<body::Held> {
     if let Err(refusal) = gate::check_json_body(headers) {
         body::discard(request_body, &state.config).await;
         return Err(refusal.into());
     }
-    Ok(body::read(headers, request_body, state).await?)
+    Ok(body::read(headers, request_body, state, Some(tenant)).await?)
 }
 
 fn checked_json(body: &[u8], max_depth: usize) -> Result<&str> {

@@ -19,7 +19,7 @@ use http_body_util::BodyExt;
 use crate::proxy::ProxyState;
 use crate::proxy::config::Config;
 use crate::proxy::gate::Refusal;
-use crate::proxy::tenants::{Count, Full};
+use crate::proxy::tenants::{Count, Tenant};
 
 /// How much of a body over the limit is still read, in limits, so that its sender gets to read the answer.
 const DISCARDED_LIMITS: usize = 4;
@@ -28,35 +28,66 @@ const DISCARDED_LIMITS: usize = 4;
 /// large requests of some do not keep the small ones of others out.
 const UNCOUNTED_BYTES: usize = 16 * 1024;
 
-/// Bytes that count among those that all requests keep in memory, until this is dropped.
+/// Bytes that count among those that a tenant's requests, and everybody's, keep in memory, until this is dropped.
 #[derive(Debug)]
 pub struct Share {
     bytes: usize,
+    tenant: Option<Arc<Tenant>>,
     all: Arc<Count>,
 }
 
+/// The requests in memory leave no room for another one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NoRoom {
+    /// The tenant's.
+    Tenant(usize),
+    /// Everybody's.
+    Everybody(usize),
+}
+
 impl Share {
+    fn new(tenant: Option<&Arc<Tenant>>, all: &Arc<Count>) -> Self {
+        Share { bytes: 0, tenant: tenant.cloned(), all: Arc::clone(all) }
+    }
+
     /// Counts `bytes` of a request.
     ///
     /// # Errors
-    /// [`Full`], if all requests together keep too many then.
-    pub fn take(bytes: usize, all: &Arc<Count>) -> Result<Self, Full> {
-        let mut share = Share { bytes: 0, all: Arc::clone(all) };
+    /// [`NoRoom`], if the tenant's or all requests together keep too many then.
+    pub fn take(bytes: usize, tenant: &Arc<Tenant>, all: &Arc<Count>) -> Result<Self, NoRoom> {
+        let mut share = Share::new(Some(tenant), all);
         share.grow_to(bytes)?;
         Ok(share)
     }
 
-    fn grow_to(&mut self, bytes: usize) -> Result<(), Full> {
+    fn grow_to(&mut self, bytes: usize) -> Result<(), NoRoom> {
         let more = if bytes > UNCOUNTED_BYTES { bytes.saturating_sub(self.bytes) } else { 0 };
-        self.all.take_some(more)?;
+        let own = self.tenant.as_ref().map(|tenant| tenant.request_bytes());
+        if let Some(own) = own {
+            own.take_some(more).map_err(|full| NoRoom::Tenant(full.limit))?;
+        }
+        self.all.take_some(more).map_err(|full| {
+            if let Some(own) = own {
+                own.give_back_some(more);
+            }
+            NoRoom::Everybody(full.limit)
+        })?;
         self.bytes += more;
         Ok(())
+    }
+
+    fn release(&mut self) {
+        if let Some(tenant) = &self.tenant {
+            tenant.request_bytes().give_back_some(self.bytes);
+        }
+        self.all.give_back_some(self.bytes);
+        self.bytes = 0;
     }
 }
 
 impl Drop for Share {
     fn drop(&mut self) {
-        self.all.give_back_some(self.bytes);
+        self.release();
     }
 }
 
@@ -75,22 +106,33 @@ impl Deref for Held {
     }
 }
 
-/// Why a request is refused for whose bytes there is no room among those of all.
-pub fn no_room(full: Full) -> Refusal {
-    let message = format!("Too many bytes of requests are in memory (limit: {} bytes). Retry in 1 s.", full.limit);
-    Refusal { status: StatusCode::SERVICE_UNAVAILABLE, message }
+impl From<NoRoom> for Refusal {
+    fn from(no_room: NoRoom) -> Self {
+        let (status, whose, limit) = match no_room {
+            NoRoom::Tenant(limit) => (StatusCode::TOO_MANY_REQUESTS, " of this tenant", limit),
+            NoRoom::Everybody(limit) => (StatusCode::SERVICE_UNAVAILABLE, "", limit),
+        };
+        let message = format!("Too many bytes of requests{whose} are in memory (limit: {limit} bytes). Retry in 1 s.");
+        Refusal { status, message }
+    }
 }
 
-/// Reads a whole body. One that arrived in a single piece is not copied.
+/// Reads the whole body of a tenant's request. One that arrived in a single piece is not copied. A stranger's counts
+/// for everybody alone.
 ///
 /// # Errors
-/// [`Refusal`] with 413 (too large), 408 (too slow), 400 (broken off) or 503 (no room).
-pub async fn read(headers: &HeaderMap, mut body: Body, state: &ProxyState) -> Result<Held, Refusal> {
+/// [`Refusal`] with 413 (too large), 408 (too slow), 400 (broken off), 429 or 503 (no room).
+pub async fn read(
+    headers: &HeaderMap,
+    mut body: Body,
+    state: &ProxyState,
+    tenant: Option<&Arc<Tenant>>,
+) -> Result<Held, Refusal> {
     let config = &state.config;
     let limit = config.max_body_bytes;
     let declared = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
     let end = Instant::now() + config.body_timeout.0;
-    let mut share = Share { bytes: 0, all: Arc::clone(&state.request_bytes) };
+    let mut share = Share::new(tenant, &state.request_bytes);
     let mut first = Bytes::new();
     let mut rest = BytesMut::new();
     let mut size = 0;
@@ -124,11 +166,11 @@ pub async fn read(headers: &HeaderMap, mut body: Body, state: &ProxyState) -> Re
             return Err(too_large(size));
         }
         if refusal.is_none() && size <= limit {
-            refusal = share.grow_to(size).err().map(no_room);
+            refusal = share.grow_to(size).err().map(Refusal::from);
         }
         if refusal.is_some() || size > limit {
             (first, rest) = (Bytes::new(), BytesMut::new());
-            share = Share { bytes: 0, all: Arc::clone(&state.request_bytes) };
+            share.release();
         } else if size == data.len() {
             first = data;
         } else {

@@ -121,6 +121,8 @@ pub struct Config {
     pub max_calls: usize,
     /// The most bytes that the requests of a session's calls in flight take.
     pub max_call_bytes_per_session: usize,
+    /// The most bytes of a tenant's requests in memory.
+    pub max_request_bytes_per_tenant: usize,
     /// The most bytes of requests in memory in all.
     pub max_request_bytes: usize,
     /// The most clients that listen to changes of a session's tools.
@@ -197,6 +199,7 @@ impl Default for Config {
             max_calls_per_tenant: 1024,
             max_calls: 10_000,
             max_call_bytes_per_session: 64 * MIB,
+            max_request_bytes_per_tenant: 256 * MIB,
             max_request_bytes: 512 * MIB,
             max_listeners_per_session: 32,
             max_sessions_per_tenant: 1000,
@@ -288,6 +291,12 @@ impl Config {
             tools_bytes: self.max_tools_bytes,
             json_depth: self.max_json_depth,
         }
+    }
+
+    /// The least that the bounds of bytes of requests may be: a call of an app that resumes is kept twice, as its
+    /// request and as the frame that may be sent again.
+    pub fn least_request_bytes(&self) -> usize {
+        self.max_body_bytes.saturating_mul(2)
     }
 
     /// What the operator should know, though it is allowed.
@@ -387,10 +396,10 @@ impl Config {
                 ));
             }
         }
-        // A call of an app that resumes is kept twice: as its request, and as the frame that may be sent again.
-        let least = self.max_body_bytes.saturating_mul(2);
+        let least = self.least_request_bytes();
         for (name, value) in [
             ("MAX_CALL_BYTES_PER_SESSION", self.max_call_bytes_per_session),
+            ("MAX_REQUEST_BYTES_PER_TENANT", self.max_request_bytes_per_tenant),
             ("MAX_REQUEST_BYTES", self.max_request_bytes),
         ] {
             if value < least {

@@ -25,13 +25,13 @@ use crate::mcp::listen::{ListenStream, Listeners, TooMany};
 use crate::mcp::{self, Answer, CallParams, Era, Event, NotCalled, Reply, ToolView, Tools, dispatch};
 use crate::protocol::{Context, SESSION_HEADER, SESSION_HEADER_ALIAS, SessionId};
 use crate::proxy::audit::{self, CallRecord};
-use crate::proxy::body::Share;
+use crate::proxy::body::{NoRoom, Share};
 use crate::proxy::bridge::{Call, CallError, CallRequest};
 use crate::proxy::config::{CancelOnDisconnect, Config};
 use crate::proxy::error::respond;
 use crate::proxy::gate::{self, Refusal};
 use crate::proxy::registry::Entry;
-use crate::proxy::tenants::{Client, Full, Place, Role, TooManyCalls};
+use crate::proxy::tenants::{Client, Place, Role, Tenant, TooManyCalls};
 use crate::proxy::{ProxyState, Request, body, cors};
 
 /// Our own error codes are HTTP statuses: JSON-RPC reserves the negative ones, and clients misread some of them.
@@ -90,7 +90,7 @@ fn method_not_allowed(allowed: &'static str) -> Response {
 }
 
 async fn post(state: &Arc<ProxyState>, ip: IpAddr, path: &str, headers: &HeaderMap, request_body: Body) -> Response {
-    let target = match Target::admit(state, ip, path, headers) {
+    let (target, tenant) = match Target::admit(state, ip, path, headers) {
         Ok(target) => target,
         Err(NotAdmitted::Denied(denied)) => {
             tracing::debug!(%denied, "MCP client refused");
@@ -107,7 +107,7 @@ async fn post(state: &Arc<ProxyState>, ip: IpAddr, path: &str, headers: &HeaderM
         body::discard(request_body, &state.config).await;
         return refused(refusal);
     }
-    let body = match body::read(headers, request_body, state).await {
+    let body = match body::read(headers, request_body, state, Some(&tenant)).await {
         Ok(body) => body,
         Err(refusal) => return refused(refusal),
     };
@@ -134,7 +134,7 @@ async fn post(state: &Arc<ProxyState>, ip: IpAddr, path: &str, headers: &HeaderM
 async fn unauthorized(state: &ProxyState, headers: &HeaderMap, request_body: Body, denied: Denied) -> Response {
     const MAX_BYTES: usize = 16 * 1024;
     let body = match request_body.size_hint().upper() {
-        Some(size) if size <= MAX_BYTES as u64 => body::read(headers, request_body, state).await.ok(),
+        Some(size) if size <= MAX_BYTES as u64 => body::read(headers, request_body, state, None).await.ok(),
         _ => {
             body::discard(request_body, &state.config).await;
             None
@@ -152,7 +152,7 @@ async fn unauthorized(state: &ProxyState, headers: &HeaderMap, request_body: Bod
 /// The stream of changes for clients up to 2025-11-25. Where they can hear of none it is as if there were no GET:
 /// every client takes a 405 in silence.
 fn get(state: &ProxyState, ip: IpAddr, path: &str, headers: &HeaderMap) -> Result<Response, Refusal> {
-    let target = Target::admit(state, ip, path, headers).map_err(|not_admitted| match not_admitted {
+    let (target, _) = Target::admit(state, ip, path, headers).map_err(|not_admitted| match not_admitted {
         NotAdmitted::Denied(denied) => {
             tracing::debug!(%denied, "MCP client refused");
             Refusal { status: StatusCode::UNAUTHORIZED, message: denied.to_string() }
@@ -303,8 +303,13 @@ enum NotAdmitted {
 }
 
 impl Target {
-    /// The session that a client means, if its token is somebody's or this very session's.
-    fn admit(state: &ProxyState, ip: IpAddr, path: &str, headers: &HeaderMap) -> Result<Target, NotAdmitted> {
+    /// The session that a client means, if its token is somebody's or this very session's; and on whose account.
+    fn admit(
+        state: &ProxyState,
+        ip: IpAddr,
+        path: &str,
+        headers: &HeaderMap,
+    ) -> Result<(Target, Arc<Tenant>), NotAdmitted> {
         let token = auth::bearer_token(headers);
         let hash = token.map(TokenHash::of);
         let client = Client { tenant: state.tenants.find_hash(Role::Client, hash.as_ref()), hash };
@@ -318,7 +323,8 @@ impl Target {
             }
         };
         state.rates.of_tenant(tenant).map_err(NotAdmitted::TooMany)?;
-        Ok(target)
+        let tenant = Arc::clone(tenant);
+        Ok((target, tenant))
     }
 
     /// The path wins over the headers: a client's library may send the header on its own account.
@@ -427,15 +433,15 @@ impl Tools for SessionTools<'_> {
 /// Why a call was not started.
 enum NotStarted {
     TooMany(TooManyCalls),
-    NoRoom(Full),
+    NoRoom(NoRoom),
     Failed(CallError),
 }
 
 impl NotStarted {
     fn outcome(&self) -> &'static str {
         match self {
-            NotStarted::TooMany(TooManyCalls::Tenant(_)) => "tenant_busy",
-            NotStarted::TooMany(TooManyCalls::Everybody(_)) | NotStarted::NoRoom(_) => "proxy_busy",
+            NotStarted::TooMany(TooManyCalls::Tenant(_)) | NotStarted::NoRoom(NoRoom::Tenant(_)) => "tenant_busy",
+            NotStarted::TooMany(TooManyCalls::Everybody(_)) | NotStarted::NoRoom(NoRoom::Everybody(_)) => "proxy_busy",
             NotStarted::Failed(error) => error.outcome(),
         }
     }
@@ -450,8 +456,8 @@ impl From<NotStarted> for NotCalled {
             NotStarted::TooMany(error @ TooManyCalls::Everybody(_)) => {
                 NotCalled::Overloaded(StatusCode::SERVICE_UNAVAILABLE, error.to_string())
             }
-            NotStarted::NoRoom(full) => {
-                let Refusal { status, message } = body::no_room(full);
+            NotStarted::NoRoom(no_room) => {
+                let Refusal { status, message } = no_room.into();
                 NotCalled::Overloaded(status, message)
             }
             NotStarted::Failed(error) => NotCalled::Failed(error.to_string()),
@@ -464,10 +470,12 @@ impl SessionTools<'_> {
         if self.state.is_draining() {
             return Err(NotStarted::Failed(CallError::ShuttingDown));
         }
-        let place = Place::take(&self.entry.owner.tenant, &self.state.calls).map_err(NotStarted::TooMany)?;
+        let tenant = &self.entry.owner.tenant;
+        let place = Place::take(tenant, &self.state.calls).map_err(NotStarted::TooMany)?;
         // The frame is kept beside the request, to be sent again.
         let copies = usize::from(self.entry.bridge.features().resume);
-        let copied = Share::take(copies * self.request_bytes, &self.state.request_bytes).map_err(NotStarted::NoRoom)?;
+        let copied =
+            Share::take(copies * self.request_bytes, tenant, &self.state.request_bytes).map_err(NotStarted::NoRoom)?;
         let Params { meta, client_info, input_responses, request_state, .. } = call.params;
         let meta = meta.as_ref();
         let request = CallRequest {

@@ -26,6 +26,15 @@ pub struct Tenant {
     name: Box<str>,
     sessions: Count,
     calls: Count,
+    request_bytes: Count,
+}
+
+/// How much of the proxy a tenant may take.
+#[derive(Debug, Clone, Copy)]
+struct Limits {
+    sessions: usize,
+    calls: usize,
+    request_bytes: usize,
 }
 
 /// How many there are of something, and may be.
@@ -88,7 +97,18 @@ impl Count {
 
 impl Tenant {
     fn new(name: &str) -> Self {
-        Tenant { name: name.into(), sessions: Count::default(), calls: Count::default() }
+        Tenant {
+            name: name.into(),
+            sessions: Count::default(),
+            calls: Count::default(),
+            request_bytes: Count::default(),
+        }
+    }
+
+    fn limit(&self, limits: Limits) {
+        self.sessions.set_limit(limits.sessions);
+        self.calls.set_limit(limits.calls);
+        self.request_bytes.set_limit(limits.request_bytes);
     }
 
     /// Its name.
@@ -104,6 +124,11 @@ impl Tenant {
     /// Its calls in flight.
     pub fn calls(&self) -> &Count {
         &self.calls
+    }
+
+    /// The bytes of its requests in memory.
+    pub fn request_bytes(&self) -> &Count {
+        &self.request_bytes
     }
 }
 
@@ -185,8 +210,9 @@ pub enum Role {
 pub struct Tenants {
     table: RwLock<Arc<Table>>,
     own: Table,
-    max_sessions: usize,
-    max_calls: usize,
+    /// Of a tenant that the file gives none.
+    limits: Limits,
+    least_request_bytes: usize,
 }
 
 /// Whose each token is.
@@ -242,6 +268,7 @@ struct Entry {
     openclaw_token_sha256: Vec<String>,
     max_sessions: Option<usize>,
     max_calls: Option<usize>,
+    max_request_bytes: Option<usize>,
 }
 
 impl Tenants {
@@ -251,8 +278,12 @@ impl Tenants {
     /// [`TenantsError`] if the file cannot be used.
     pub fn new(config: &Config) -> Result<Self, TenantsError> {
         let tenant = Arc::new(Tenant::new(DEFAULT));
-        tenant.sessions.set_limit(config.max_sessions_per_tenant);
-        tenant.calls.set_limit(config.max_calls_per_tenant);
+        let limits = Limits {
+            sessions: config.max_sessions_per_tenant,
+            calls: config.max_calls_per_tenant,
+            request_bytes: config.max_request_bytes_per_tenant,
+        };
+        tenant.limit(limits);
         // With a file, an empty token is none; without one, it asks for none.
         let has_file = config.tenants_file.is_some();
         let side = |token: &Token| Side {
@@ -270,8 +301,8 @@ impl Tenants {
         let tenants = Tenants {
             table: RwLock::new(Arc::new(own.clone())),
             own,
-            max_sessions: config.max_sessions_per_tenant,
-            max_calls: config.max_calls_per_tenant,
+            limits,
+            least_request_bytes: config.least_request_bytes(),
         };
         if let Some(file) = &config.tenants_file {
             tenants.reload(file)?;
@@ -319,14 +350,23 @@ impl Tenants {
                     side.tokens.push((hash, Arc::clone(&tenant)));
                 }
             }
-            let (sessions, calls) =
-                (entry.max_sessions.unwrap_or(self.max_sessions), entry.max_calls.unwrap_or(self.max_calls));
-            if sessions == 0 || calls == 0 {
+            let own = Limits {
+                sessions: entry.max_sessions.unwrap_or(self.limits.sessions),
+                calls: entry.max_calls.unwrap_or(self.limits.calls),
+                request_bytes: entry.max_request_bytes.unwrap_or(self.limits.request_bytes),
+            };
+            if own.sessions == 0 || own.calls == 0 {
                 return Err(refuse(&format_args!(
                     "gives the tenant {name} a limit of 0; max_sessions and max_calls must be at least 1."
                 )));
             }
-            limits.push((Arc::clone(&tenant), sessions, calls));
+            if own.request_bytes < self.least_request_bytes {
+                return Err(refuse(&format_args!(
+                    "gives the tenant {name} {} max_request_bytes; it must be at least {}, twice OPENCLAW_PROXY_MAX_BODY_BYTES.",
+                    own.request_bytes, self.least_request_bytes
+                )));
+            }
+            limits.push((Arc::clone(&tenant), own));
             table.tenants.push(tenant);
         }
         let mut owners: BTreeMap<String, &str> = BTreeMap::new();
@@ -341,9 +381,8 @@ impl Tenants {
                 )));
             }
         }
-        for (tenant, sessions, calls) in limits {
-            tenant.sessions.set_limit(sessions);
-            tenant.calls.set_limit(calls);
+        for (tenant, limits) in limits {
+            tenant.limit(limits);
         }
         let gone = old.tenants.iter().filter(|tenant| !table.tenants.contains(tenant)).cloned().collect();
         let tenants = table.tenants.len();
@@ -472,6 +511,7 @@ mod tests {
             ("[[tenant]]\nname = \"a\"\nmax_calls = \"plain\"\n".to_owned(), "line 3: invalid type, expected"),
             ("[[tenant]]\nname = \"a\"\n\"plain\" = 1\n".to_owned(), "line 3: unknown field, expected one of"),
             ("[[tenant]]\nname = \"a\"\nmax_calls = 0\n".to_owned(), "at least 1"),
+            ("[[tenant]]\nname = \"a\"\nmax_request_bytes = 8388607\n".to_owned(), "at least 8388608"),
             (
                 format!(
                     "[[tenant]]\nname = \"a\"\napp_token_sha256 = [\"{one}\"]\n[[tenant]]\nname = \"b\"\nopenclaw_token_sha256 = [\"{two}\", \"{one}\"]\n"
