@@ -94,6 +94,14 @@ pub struct Invalid<'a> {
     pub code: i64,
     /// A sentence for the client's developer.
     pub message: String,
+    /// Whether it is nested too deeply.
+    pub is_too_deep: bool,
+}
+
+impl<'a> Invalid<'a> {
+    fn new(id: Option<&'a str>, code: i64, message: String) -> Self {
+        Invalid { id, code, message, is_too_deep: false }
+    }
 }
 
 impl<'a> Message<'a> {
@@ -113,24 +121,20 @@ impl<'a> Message<'a> {
                 };
                 let not_an_object = !text.trim_start().starts_with('{') && json::check(text, max_depth).is_ok();
                 if not_an_object {
-                    return Err(Invalid {
-                        id: None,
-                        code: INVALID_REQUEST,
-                        message: "A request is a JSON object.".into(),
-                    });
+                    return Err(Invalid::new(None, INVALID_REQUEST, "A request is a JSON object.".into()));
                 }
                 let id = draft.known_id().or_else(|| match error {
                     JsonError::Syntax { .. } => None,
                     // The text is whole, and many clients write the id last.
                     _ => trailing_id(text),
                 });
-                Err(Invalid { id, code, message: format!("{error}.") })
+                let is_too_deep = matches!(error, JsonError::TooDeep { .. });
+                Err(Invalid { id, code, message: format!("{error}."), is_too_deep })
             }
-            Err(Fault::Duplicate(name)) => Err(Invalid {
-                id: if name == "id" { None } else { draft.known_id() },
-                code: INVALID_REQUEST,
-                message: format!("The member '{name}' is given twice."),
-            }),
+            Err(Fault::Duplicate(name)) => {
+                let id = if name == "id" { None } else { draft.known_id() };
+                Err(Invalid::new(id, INVALID_REQUEST, format!("The member '{name}' is given twice.")))
+            }
         }
     }
 }
@@ -244,7 +248,7 @@ impl<'a> Draft<'a> {
 
     fn finish(self) -> Result<Message<'a>, Invalid<'a>> {
         let id = self.known_id();
-        let invalid = |code, message: String| Err(Invalid { id, code, message });
+        let invalid = |code, message: String| Err(Invalid::new(id, code, message));
         if self.jsonrpc != Some("\"2.0\"") {
             return invalid(INVALID_REQUEST, "The member 'jsonrpc' must be \"2.0\".".into());
         }
@@ -258,7 +262,7 @@ impl<'a> Draft<'a> {
             return invalid(INVALID_REQUEST, "The member 'method' must be a string.".into());
         };
         if let Some(Err(message)) = self.id.map(check_id) {
-            return Err(Invalid { id: None, code: INVALID_REQUEST, message });
+            return Err(Invalid::new(None, INVALID_REQUEST, message));
         }
         if self.params_are_no_object {
             return invalid(INVALID_PARAMS, "The member 'params' must be an object.".into());

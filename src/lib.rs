@@ -27,6 +27,8 @@
 //! | [`proxy::mcp`] | what MCP clients call: `/v1/mcp` |
 //! | [`proxy::tenants`] | whose a token is, and how much each may take |
 //! | [`proxy::rates`], [`proxy::audit`] | how many requests a second; who did what, as lines |
+//! | [`proxy::records`], [`proxy::metrics`] | where everything that happens is told; the counts of it |
+//! | [`proxy::admin`] | what the operator sees: status page, numbers, readiness |
 //! | [`proxy::session`] | a registration, checked and rendered |
 //! | [`proxy::registry`] | which sessions there are; expiry |
 //! | [`proxy::bridge`] | a session's calls in flight: a state machine without a socket; its books in `state` |

@@ -3,6 +3,7 @@
 //! [`Server`] owns everything: the sweeper, every connection and every bridge run in its tasks and end with it.
 //! It takes its listener and its shutdown token from outside, so that a test can start many of them.
 
+pub mod admin;
 pub mod api;
 pub mod audit;
 pub mod body;
@@ -13,18 +14,20 @@ pub mod cors;
 pub mod error;
 pub mod gate;
 pub mod mcp;
+pub mod metrics;
 pub mod rates;
+pub mod records;
 pub mod registry;
 pub mod routes;
 pub mod session;
 pub mod tenants;
 
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use axum::Router;
 use http::HeaderMap;
@@ -44,12 +47,16 @@ use bridge::socket::{Graces, SocketSettings};
 use config::Config;
 use connection::{Busy, ClientStream, Clocks};
 use gate::Gate;
+use metrics::{Label, Limit};
 use rates::Rates;
+use records::Records;
 use registry::Registry;
 use tenants::{Count, Tenants, TenantsError};
 
 /// How long bridges may take to say goodbye at shutdown, once the calls have ended.
 const CLOSE_GRACE: Duration = Duration::from_secs(5);
+/// How long the operator's connections may take to end, once all else has.
+const OPERATOR_GRACE: Duration = Duration::from_secs(1);
 /// How long to wait when no connection can be accepted (out of file descriptors, most likely).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -64,13 +71,19 @@ pub type Request = http::Request<axum::body::Body>;
 pub struct ProxyState {
     config: Config,
     gate: Gate,
+    /// Where it listens.
+    address: SocketAddr,
+    started: SystemTime,
     tenants: Tenants,
     registry: Registry,
     /// The calls in flight, everybody's.
     calls: Arc<Count>,
     /// The bytes of requests in memory, everybody's.
     request_bytes: Arc<Count>,
+    /// Places of connections.
+    connections: Arc<Semaphore>,
     rates: Rates,
+    records: Arc<Records>,
     /// Places of sockets that are open only to be refused.
     refused_sockets: Arc<Semaphore>,
     /// Bridges, which hyper does not know any more after their upgrade.
@@ -81,7 +94,7 @@ pub struct ProxyState {
 }
 
 impl ProxyState {
-    fn new(config: Config, ip: IpAddr) -> Result<Self, TenantsError> {
+    fn new(config: Config, address: SocketAddr) -> Result<Self, TenantsError> {
         let limits = BridgeLimits {
             calls: config.max_calls_per_session,
             call_bytes: config.max_call_bytes_per_session,
@@ -91,18 +104,25 @@ impl ProxyState {
             json_depth: config.max_json_depth,
             resume_grace: config.resume_grace.0,
         };
+        let recent = config.admin_listen.map(|_| config.recent_calls);
+        let records = Arc::new(Records::new(recent));
         Ok(ProxyState {
-            gate: Gate::new(&config, ip),
+            gate: Gate::new(&config, address.ip()),
+            address,
+            started: SystemTime::now(),
             tenants: Tenants::new(&config)?,
             registry: Registry::new(
                 config.session_ttl.0,
                 config.max_sessions,
                 config.max_listeners_per_session,
                 limits,
+                Arc::clone(&records),
             ),
             calls: Arc::new(Count::new(config.max_calls)),
             request_bytes: Arc::new(Count::new(config.max_request_bytes)),
-            rates: Rates::new(&config),
+            connections: Arc::new(Semaphore::new(config.max_connections)),
+            rates: Rates::new(&config, Arc::clone(&records)),
+            records,
             refused_sockets: Arc::new(Semaphore::new(config.max_refused_sockets)),
             tasks: TaskTracker::new(),
             draining: AtomicBool::new(false),
@@ -113,6 +133,11 @@ impl ProxyState {
 
     fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)
+    }
+
+    /// How many connections there are.
+    fn connections(&self) -> usize {
+        self.config.max_connections - self.connections.available_permits()
     }
 
     /// Where a request really comes from.
@@ -155,6 +180,7 @@ struct Peer {
 #[derive(Debug)]
 pub struct Server {
     listener: TcpListener,
+    admin: Option<TcpListener>,
     state: Arc<ProxyState>,
 }
 
@@ -165,17 +191,20 @@ impl Server {
     /// If the address cannot be bound.
     pub async fn bind(config: Config) -> io::Result<Self> {
         let listener = TcpListener::bind(config.listen).await?;
-        Self::new(config, listener)
+        let admin = match config.admin_listen {
+            Some(address) => Some(TcpListener::bind(address).await?),
+            None => None,
+        };
+        Self::new(config, listener, admin)
     }
 
-    /// Serves on a listener that is bound already.
+    /// Serves on listeners that are bound already; the second one is the operator's.
     ///
     /// # Errors
     /// If the listener has no address.
-    pub fn new(config: Config, listener: TcpListener) -> io::Result<Self> {
-        let ip = listener.local_addr()?.ip();
-        let state = ProxyState::new(config, ip).map_err(io::Error::other)?;
-        Ok(Server { state: Arc::new(state), listener })
+    pub fn new(config: Config, listener: TcpListener, admin: Option<TcpListener>) -> io::Result<Self> {
+        let state = ProxyState::new(config, listener.local_addr()?).map_err(io::Error::other)?;
+        Ok(Server { state: Arc::new(state), listener, admin })
     }
 
     /// What reads the file of tenants again; its answer is a sentence for the log. Bridges of those who are still
@@ -199,6 +228,11 @@ impl Server {
         self.listener.local_addr()
     }
 
+    /// The operator's address, if there is one.
+    pub fn admin_addr(&self) -> Option<SocketAddr> {
+        self.admin.as_ref().and_then(|listener| listener.local_addr().ok())
+    }
+
     /// The sessions, for tests and for the program around the server.
     pub fn registry(&self) -> impl Fn() -> usize + Send + Sync + 'static + use<> {
         let state = Arc::clone(&self.state);
@@ -208,10 +242,12 @@ impl Server {
     /// Serves until `shutdown`, and then until the calls in flight have ended or their time is over: new calls are
     /// refused, streams of changes end, calls are finished, bridges are closed with 1012.
     pub async fn run(self, shutdown: CancellationToken) {
-        let Server { listener, state } = self;
+        let Server { listener, admin, state } = self;
         let connections = TaskTracker::new();
+        let admin = admin.map(|listener| tokio::spawn(serve_operator(listener, Arc::clone(&state))));
         let sweeper = tokio::spawn(sweep(Arc::clone(&state), shutdown.clone()));
-        accept(&listener, &state, &connections, &shutdown).await;
+        let door = Door::public(&state);
+        accept(&listener, &door, &state, &connections, &shutdown).await;
         drop(listener);
         state.draining.store(true, Ordering::Relaxed);
         state.registry.dismiss_listeners();
@@ -231,6 +267,9 @@ impl Server {
         }
         // It waits for nothing but the token that has just ended.
         let _joined = sweeper.await;
+        if let Some(admin) = admin {
+            let _joined = admin.await;
+        }
     }
 }
 
@@ -263,15 +302,44 @@ impl Complaints {
     }
 }
 
+/// What is behind a listener, and how many may come in.
+struct Door {
+    router: TowerToHyperService<Router>,
+    places: Arc<Semaphore>,
+    limit: Limit,
+}
+
+impl Door {
+    fn public(state: &Arc<ProxyState>) -> Self {
+        let router = TowerToHyperService::new(routes::router(Arc::clone(state)));
+        Door { router, places: Arc::clone(&state.connections), limit: Limit::Connections }
+    }
+
+    fn operator(state: &Arc<ProxyState>) -> Self {
+        let router = TowerToHyperService::new(admin::router(Arc::clone(state)));
+        let places = Arc::new(Semaphore::new(state.config.max_admin_connections));
+        Door { router, places, limit: Limit::AdminConnections }
+    }
+}
+
+/// Serves the operator until nothing may be waited for any more: how the process ends can be watched.
+async fn serve_operator(listener: TcpListener, state: Arc<ProxyState>) {
+    let connections = TaskTracker::new();
+    accept(&listener, &Door::operator(&state), &state, &connections, &state.closing).await;
+    connections.close();
+    if tokio::time::timeout(OPERATOR_GRACE, connections.wait()).await.is_err() {
+        tracing::debug!(open = connections.len(), "connections of the operator did not close in time");
+    }
+}
+
 /// Accepts connections until `shutdown`.
 async fn accept(
     listener: &TcpListener,
+    door: &Door,
     state: &Arc<ProxyState>,
     connections: &TaskTracker,
     shutdown: &CancellationToken,
 ) {
-    let router = TowerToHyperService::new(routes::router(Arc::clone(state)));
-    let permits = Arc::new(Semaphore::new(state.config.max_connections));
     let mut complaints = Complaints::default();
     while let Some(accepted) = shutdown.run_until_cancelled(listener.accept()).await {
         let (stream, ip) = match accepted {
@@ -284,16 +352,17 @@ async fn accept(
                 continue;
             }
         };
-        let Ok(permit) = Arc::clone(&permits).try_acquire_owned() else {
+        let Ok(permit) = Arc::clone(&door.places).try_acquire_owned() else {
+            state.records.limit(door.limit);
             if complaints.allow() {
-                tracing::warn!(limit = state.config.max_connections, "too many connections");
+                tracing::warn!(limit = door.limit.word(), "too many connections");
             }
             continue;
         };
         // Frames and answers are small and someone waits for each of them.
         let _delayed = stream.set_nodelay(true);
         let peer = Peer { ip, _permit: Arc::new(permit) };
-        connections.spawn(serve(stream, peer, router.clone(), Arc::clone(state), shutdown.clone()));
+        connections.spawn(serve(stream, peer, door.router.clone(), Arc::clone(state), shutdown.clone()));
     }
 }
 
@@ -338,6 +407,9 @@ async fn serve(
         }
     };
     if let Err(error) = result {
+        if error.is_parse_too_large() {
+            state.records.limit(Limit::HeaderBytes);
+        }
         tracing::debug!(%error, "connection ended");
     }
 }

@@ -8,6 +8,8 @@
 /// The server, an app and an MCP client, with verbs.
 mod support;
 
+/// The operator's listener.
+mod admin;
 /// The apps that cope with networks.
 #[cfg(unix)]
 mod apps;

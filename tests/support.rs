@@ -40,6 +40,8 @@ pub async fn until(condition: impl AsyncFn() -> bool) {
 pub struct TestServer {
     pub base: String,
     pub port: u16,
+    /// The operator's, if ADMIN_LISTEN is set.
+    pub admin: Option<String>,
     shutdown: CancellationToken,
     running: Option<JoinHandle<()>>,
 }
@@ -56,11 +58,16 @@ impl TestServer {
         let pairs = [listen].into_iter().chain(settings).map(|(name, value)| (format!("OPENCLAW_PROXY_{name}"), value));
         let config = Config::from_pairs(pairs).expect("the settings of a test are usable");
         let listener = TcpListener::bind(config.listen).await.unwrap();
-        let server = Server::new(config, listener).unwrap();
+        let admin = match config.admin_listen {
+            Some(address) => Some(TcpListener::bind(address).await.unwrap()),
+            None => None,
+        };
+        let server = Server::new(config, listener, admin).unwrap();
+        let admin = server.admin_addr().map(|address| format!("http://{address}"));
         let port = server.local_addr().unwrap().port();
         let shutdown = CancellationToken::new();
         let running = tokio::spawn(server.run(shutdown.clone()));
-        TestServer { base: format!("http://127.0.0.1:{port}"), port, shutdown, running: Some(running) }
+        TestServer { base: format!("http://127.0.0.1:{port}"), port, admin, shutdown, running: Some(running) }
     }
 
     /// Tells the server to stop, without waiting for it.

@@ -13,7 +13,7 @@ pub fn check(data: &[u8]) {
     if text.trim_start().starts_with('[') {
         match ToolSet::parse(text, &TOOL_LIMITS) {
             Ok(tools) => listed(&tools, &value.expect("what is accepted is JSON")),
-            Err(error) => refused(&error),
+            Err(rejected) => refused(&rejected.detail),
         }
         return;
     }
@@ -28,7 +28,7 @@ pub fn check(data: &[u8]) {
             let none = json!([]);
             listed(&registration.tools, if value["tools"].is_null() { &none } else { &value["tools"] });
         }
-        Err(error) => refused(&error),
+        Err(rejected) => refused(&rejected.detail),
     }
 }
 

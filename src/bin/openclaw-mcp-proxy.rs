@@ -82,6 +82,9 @@ async fn run(command: Command, config: Config, audit: Option<Audit>) -> anyhow::
     let server = bind(&config, matches!(command, Command::Demo { .. })).await?;
     let base_url = format!("http://{}", server.local_addr()?);
     tracing::info!(version = env!("CARGO_PKG_VERSION"), url = %base_url, "listening");
+    if let Some(address) = server.admin_addr() {
+        tracing::info!(admin = %format_args!("http://{address}"), "listening for the operator");
+    }
     for warning in warnings {
         tracing::warn!("{warning}");
     }

@@ -19,11 +19,12 @@ use http::header::{
 };
 use http::{HeaderMap, HeaderValue, Method, StatusCode, Version};
 use hyper_util::rt::TokioIo;
+use tokio::sync::OwnedSemaphorePermit;
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 use tracing::Instrument;
 
 use crate::auth::{self, Denied, TokenHash, new_token};
-use crate::json;
+use crate::json::{self, JsonError};
 use crate::protocol::{
     BEARER_SUBPROTOCOL_PREFIX, BRIDGE_SUBPROTOCOL, Close, SECRET_SUBPROTOCOL_PREFIX, SESSION_SECRET_HEADER, SessionId,
 };
@@ -32,8 +33,9 @@ use crate::proxy::bridge::socket::{self, Life};
 use crate::proxy::connection::ClientStream;
 use crate::proxy::error::{ApiError, respond};
 use crate::proxy::gate;
+use crate::proxy::metrics::{Limit, SessionEnd};
 use crate::proxy::registry::{Entry, Full, Owner};
-use crate::proxy::session::{Registration, ToolSet, tools_member};
+use crate::proxy::session::{Registration, Rejected, ToolSet, tools_member};
 use crate::proxy::tenants::{AppCaller, Role, Tenant};
 use crate::proxy::{Peer, ProxyState, Request, audit, body};
 
@@ -50,8 +52,9 @@ pub async fn create(State(state): State<Arc<ProxyState>>, request: Request) -> R
         ));
     }
     let body = json_body(&state, &caller.tenant, &parts.headers, request_body).await?;
-    let text = checked_json(&body, state.config.max_json_depth)?;
-    let registration = Registration::parse(text, &state.config.tool_limits()).map_err(unprocessable)?;
+    let text = checked_json(&state, &body)?;
+    let registration =
+        Registration::parse(text, &state.config.tool_limits()).map_err(|rejected| unprocessable(&state, rejected))?;
     let warnings = registration.tools.warnings.clone();
     let no_random = |error: std::io::Error| {
         tracing::error!(%error, "no random numbers");
@@ -82,7 +85,7 @@ pub async fn create(State(state): State<Arc<ProxyState>>, request: Request) -> R
         tools = session.registration.tools.len(),
         "session registered"
     );
-    audit::created(&entry.who(), session.registration.tools.len());
+    state.records.session_created(&entry.who(), session.registration.tools.len());
     let peer = parts.extensions.get::<Peer>().map_or(std::net::Ipv4Addr::UNSPECIFIED.into(), |peer| peer.ip);
     let base = gate::public_base(&state.config, &parts.headers, peer);
     // http gives ws, https gives wss.
@@ -136,7 +139,7 @@ pub async fn delete(State(state): State<Arc<ProxyState>>, request: Request) -> R
         && state.registry.delete(entry.session.id)
     {
         tracing::info!(session.id = %entry.session.id.short(), "session deleted");
-        audit::ended(&entry.who(), "deleted");
+        state.records.session_ended(&entry.who(), SessionEnd::Deleted);
     }
     Ok(respond(StatusCode::OK, br#"{"ok":true}"#.to_vec()))
 }
@@ -148,8 +151,9 @@ pub async fn put_tools(State(state): State<Arc<ProxyState>>, request: Request) -
     let (parts, request_body) = request.into_parts();
     let body = json_body(&state, &tenant, &parts.headers, request_body).await?;
     let entry = entry?;
-    let text = checked_json(&body, state.config.max_json_depth)?;
-    let tools = tools_member(text, state.config.max_json_depth).map_err(unprocessable)?;
+    let text = checked_json(&state, &body)?;
+    let tools = tools_member(text, state.config.max_json_depth);
+    let tools = tools.map_err(|error| unprocessable(&state, error.into()))?;
     let (count, warnings) = update_tools(&state, &entry.who(), tools)?;
     let mut answer = serde_json::json!({ "ok": true, "tools": count });
     if !warnings.is_empty() {
@@ -159,7 +163,8 @@ pub async fn put_tools(State(state): State<Arc<ProxyState>>, request: Request) -
 }
 
 fn update_tools(state: &ProxyState, who: &Who, tools: &str) -> Result<(usize, Vec<String>)> {
-    let tools = ToolSet::parse(tools, &state.config.tool_limits()).map_err(unprocessable)?;
+    let tools = ToolSet::parse(tools, &state.config.tool_limits());
+    let tools = tools.map_err(|rejected| unprocessable(state, rejected))?;
     let (count, warnings) = (tools.len(), tools.warnings.clone());
     let id = who.session;
     if !state.registry.update_tools(id, tools, Instant::now()) {
@@ -192,12 +197,12 @@ pub async fn bridge(State(state): State<Arc<ProxyState>>, mut request: Request) 
     // A socket that is open only to be refused takes one of a few places; a status tells the rest.
     let place = match &verdict {
         Ok(_) => None,
-        Err(close) => match Arc::clone(&state.refused_sockets).try_acquire_owned() {
-            Ok(place) => Some(place),
-            Err(_) if *close == Close::Unauthorized => {
+        Err(close) => match take_refused_place(&state) {
+            Some(place) => Some(place),
+            None if *close == Close::Unauthorized => {
                 return Err(caller_of(&request).err().unwrap_or(Denied::Invalid.into()));
             }
-            Err(_) => return Err(ApiError::unknown_session()),
+            None => return Err(ApiError::unknown_session()),
         },
     };
     let ip = state.client_ip(request.extensions(), request.headers());
@@ -234,14 +239,18 @@ pub async fn bridge(State(state): State<Arc<ProxyState>>, mut request: Request) 
             let settings = state.socket_settings();
             let websocket = socket::server_socket(stream, settings.max_message_bytes);
             match verdict {
-                Err(close) => socket::refuse(websocket, close).await,
+                Err(close) => {
+                    state.records.bridge_closed(close.into());
+                    socket::refuse(websocket, close).await;
+                }
                 Ok((who, newcomer)) => {
                     let update = |tools: &str| {
                         update_tools(&state, &who, tools).map(|(count, _)| count).map_err(ApiError::into_detail)
                     };
                     let tell = |life| match life {
-                        Life::Attached { epoch } => audit::attached(&who, epoch, ip),
-                        Life::Detached { epoch, reason, since } => audit::detached(&who, epoch, reason, since),
+                        Life::Refused(close) => state.records.bridge_closed(close.into()),
+                        Life::Attached { epoch } => state.records.bridge_attached(&who, epoch, ip),
+                        Life::Detached { epoch, end, since } => state.records.bridge_detached(&who, epoch, end, since),
                     };
                     socket::run(websocket, newcomer, settings, update, tell).await;
                 }
@@ -250,6 +259,15 @@ pub async fn bridge(State(state): State<Arc<ProxyState>>, mut request: Request) 
         .instrument(span),
     );
     Ok(response)
+}
+
+/// A place among the sockets that are open only to be refused.
+fn take_refused_place(state: &ProxyState) -> Option<OwnedSemaphorePermit> {
+    let place = Arc::clone(&state.refused_sockets).try_acquire_owned().ok();
+    if place.is_none() {
+        state.records.limit(Limit::RefusedSockets);
+    }
+    place
 }
 
 /// Checks the opening handshake (RFC 6455 section 4.2.1) and gives the value that accepts it.
@@ -322,15 +340,23 @@ async fn json_body(
     Ok(body::read(headers, request_body, state, Some(tenant)).await?)
 }
 
-fn checked_json(body: &[u8], max_depth: usize) -> Result<&str> {
+fn checked_json<'a>(state: &ProxyState, body: &'a [u8]) -> Result<&'a str> {
     let bad = |detail: String| ApiError::new(StatusCode::BAD_REQUEST, detail);
     let text = std::str::from_utf8(body).map_err(|_| bad("The body is not valid UTF-8.".into()))?;
-    json::check(text, max_depth).map_err(|error| bad(format!("The body is refused: {error}.")))?;
+    json::check(text, state.config.max_json_depth).map_err(|error| {
+        if matches!(error, JsonError::TooDeep { .. }) {
+            state.records.limit(Limit::JsonDepth);
+        }
+        bad(format!("The body is refused: {error}."))
+    })?;
     Ok(text)
 }
 
-fn unprocessable(detail: String) -> ApiError {
-    ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, detail)
+fn unprocessable(state: &ProxyState, rejected: Rejected) -> ApiError {
+    if let Some(limit) = rejected.limit {
+        state.records.limit(limit);
+    }
+    ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, rejected.detail)
 }
 
 /// The id in `/v1/chat/sessions/{id}…`. Not percent-decoded: our ids need no such encoding.

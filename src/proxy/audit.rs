@@ -21,7 +21,9 @@ use std::time::Instant;
 use http::StatusCode;
 
 use crate::protocol::SessionId;
-use crate::proxy::tenants::{Role, Tenant};
+use crate::proxy::metrics::{Label, Side};
+use crate::proxy::records::RecentCall;
+use crate::proxy::tenants::Tenant;
 
 /// The target of all lines.
 const TARGET: &str = crate::process::AUDIT_TARGET;
@@ -72,50 +74,27 @@ pub fn detached(who: &Who, epoch: u64, reason: &str, since: Instant) {
 }
 
 /// Somebody was not let in, or had too much.
-pub fn refused(role: Role, address: IpAddr, status: StatusCode) {
-    let side = match role {
-        Role::App => "app",
-        Role::Client => "client",
-    };
+pub fn refused(side: Side, address: IpAddr, status: StatusCode) {
+    let side = side.word();
     tracing::info!(target: TARGET, event = "refused", side, %address, status = status.as_u16());
 }
 
-/// A call, from its start on.
-#[derive(Debug)]
-pub struct CallRecord {
-    who: Who,
-    tool: Box<str>,
-    request_bytes: usize,
-    since: Instant,
-}
-
-impl CallRecord {
-    /// Begins to record a call, if anybody keeps the lines.
-    pub fn begin(who: impl FnOnce() -> Who, tool: &str, arguments: &str) -> Option<Self> {
-        is_on().then(|| CallRecord {
-            who: who(),
-            tool: tool.into(),
-            request_bytes: arguments.len(),
-            since: Instant::now(),
-        })
-    }
-
-    /// The call has ended.
-    pub fn end(self, outcome: &'static str, result_bytes: usize) {
-        let CallRecord { who, tool, request_bytes, since } = self;
-        let (session, tenant, duration_ms) = (who.session.short(), who.tenant.name(), millis(since));
-        tracing::info!(
-            target: TARGET,
-            event = "call",
-            tenant,
-            %session,
-            tool = &*tool,
-            request_bytes,
-            result_bytes,
-            outcome,
-            duration_ms
-        );
-    }
+/// A call has ended.
+pub fn called(call: &RecentCall) {
+    let (session, tenant) = (call.who.session.short(), call.who.tenant.name());
+    let RecentCall { tool, request_bytes, result_bytes, .. } = call;
+    let (outcome, duration_ms) = (call.end.word(), call.time.as_millis() as u64);
+    tracing::info!(
+        target: TARGET,
+        event = "call",
+        tenant,
+        %session,
+        tool = &**tool,
+        request_bytes,
+        result_bytes,
+        outcome,
+        duration_ms
+    );
 }
 
 fn millis(since: Instant) -> u64 {

@@ -19,6 +19,7 @@ use http_body_util::BodyExt;
 use crate::proxy::ProxyState;
 use crate::proxy::config::Config;
 use crate::proxy::gate::Refusal;
+use crate::proxy::metrics::Limit;
 use crate::proxy::tenants::{Count, Tenant};
 
 /// How much of a body over the limit is still read, in limits, so that its sender gets to read the answer.
@@ -106,6 +107,16 @@ impl Deref for Held {
     }
 }
 
+impl NoRoom {
+    /// The bound that was met.
+    pub fn limit(self) -> Limit {
+        match self {
+            NoRoom::Tenant(_) => Limit::RequestBytesPerTenant,
+            NoRoom::Everybody(_) => Limit::RequestBytes,
+        }
+    }
+}
+
 impl From<NoRoom> for Refusal {
     fn from(no_room: NoRoom) -> Self {
         let (status, whose, limit) = match no_room {
@@ -138,9 +149,10 @@ pub async fn read(
     let mut size = 0;
     // Set once the body is only read on so that its sender gets to read this answer.
     let mut refusal = None;
-    let too_large = |size: usize| Refusal {
-        status: StatusCode::PAYLOAD_TOO_LARGE,
-        message: format!("The body has {size} bytes or more; the limit is {limit}."),
+    let too_large = |size: usize| {
+        state.records.limit(Limit::BodyBytes);
+        let message = format!("The body has {size} bytes or more; the limit is {limit}.");
+        Refusal { status: StatusCode::PAYLOAD_TOO_LARGE, message }
     };
     loop {
         let pause_end = (Instant::now() + config.body_idle.0).min(end);
@@ -166,7 +178,8 @@ pub async fn read(
             return Err(too_large(size));
         }
         if refusal.is_none() && size <= limit {
-            refusal = share.grow_to(size).err().map(Refusal::from);
+            let no_room = share.grow_to(size).err();
+            refusal = no_room.inspect(|no_room| state.records.limit(no_room.limit())).map(Refusal::from);
         }
         if refusal.is_some() || size > limit {
             (first, rest) = (Bytes::new(), BytesMut::new());

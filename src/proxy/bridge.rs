@@ -16,7 +16,6 @@ pub mod socket;
 mod state;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use std::time::{Duration, Instant};
@@ -31,6 +30,8 @@ use crate::mcp::{Event, Progress, Reply};
 use crate::protocol::{
     self, Answer, BadFrame, CallRef, CancelReason, Close, Context, Features, FromApp, Invoke, SessionId, Spelling,
 };
+use crate::proxy::metrics::{CallEnd, Limit};
+use crate::proxy::records::Records;
 
 /// How many progress reports wait for a slow client; further ones are dropped, for only the last one matters.
 const PROGRESS_QUEUE: usize = 16;
@@ -54,21 +55,6 @@ pub struct BridgeLimits {
     pub json_depth: usize,
     /// How long the calls of an app that resumes wait for its return.
     pub resume_grace: Duration,
-}
-
-/// What happens so often, or so quietly, that it is only counted.
-#[derive(Debug, Default)]
-pub struct Counters {
-    /// Results for calls that are unknown, finished or another session's.
-    pub results_ignored: AtomicU64,
-    /// Frames that were no valid bridge messages.
-    pub bad_frames: AtomicU64,
-}
-
-impl Counters {
-    fn count(counter: &AtomicU64) {
-        counter.fetch_add(1, Ordering::Relaxed);
-    }
 }
 
 /// Why a call has no answer from its app. The texts are what the MCP client's model reads.
@@ -121,21 +107,32 @@ pub enum CallError {
 }
 
 impl CallError {
-    /// In a word, for the audit log.
-    pub fn outcome(&self) -> &'static str {
+    /// In a word, for what is counted and for the audit log.
+    pub fn end(&self) -> CallEnd {
         match self {
-            CallError::NotConnected => "not_connected",
-            CallError::Lost => "lost",
-            CallError::NotResumed(_) => "not_resumed",
-            CallError::NotDelivered => "not_delivered",
-            CallError::Timeout(_) => "timeout",
-            CallError::Cancelled => "cancelled",
-            CallError::Deleted => "session_deleted",
-            CallError::ShuttingDown => "shutting_down",
-            CallError::Busy(_) | CallError::BusyBytes(_) => "busy",
-            CallError::QueueFull(_) => "queue_full",
-            CallError::TooLarge { .. } => "result_too_large",
-            CallError::Malformed(_) => "malformed",
+            CallError::NotConnected => CallEnd::NotConnected,
+            CallError::Lost => CallEnd::Lost,
+            CallError::NotResumed(_) => CallEnd::NotResumed,
+            CallError::NotDelivered => CallEnd::NotDelivered,
+            CallError::Timeout(_) => CallEnd::Timeout,
+            CallError::Cancelled => CallEnd::Cancelled,
+            CallError::Deleted => CallEnd::SessionDeleted,
+            CallError::ShuttingDown => CallEnd::ShuttingDown,
+            CallError::Busy(_) | CallError::BusyBytes(_) => CallEnd::Busy,
+            CallError::QueueFull(_) => CallEnd::QueueFull,
+            CallError::TooLarge { .. } => CallEnd::ResultTooLarge,
+            CallError::Malformed(_) => CallEnd::Malformed,
+        }
+    }
+
+    /// The bound that was met, if it was one.
+    pub fn limit(&self) -> Option<Limit> {
+        match self {
+            CallError::Busy(_) => Some(Limit::CallsPerSession),
+            CallError::BusyBytes(_) => Some(Limit::CallBytesPerSession),
+            CallError::QueueFull(_) => Some(Limit::QueueBytes),
+            CallError::TooLarge { .. } => Some(Limit::ResultBytes),
+            _ => None,
         }
     }
 }
@@ -171,7 +168,7 @@ pub struct Bridge {
     spelling: Spelling,
     features: Features,
     limits: BridgeLimits,
-    counters: Arc<Counters>,
+    records: Arc<Records>,
     state: Mutex<State>,
 }
 
@@ -234,7 +231,7 @@ impl Bridge {
         spelling: Spelling,
         features: Features,
         limits: BridgeLimits,
-        counters: Arc<Counters>,
+        records: Arc<Records>,
         now: Instant,
     ) -> Self {
         Bridge {
@@ -242,7 +239,7 @@ impl Bridge {
             spelling,
             features,
             limits,
-            counters,
+            records,
             state: Mutex::new(State {
                 epoch: 0,
                 attached: None,
@@ -264,9 +261,9 @@ impl Bridge {
         self.features
     }
 
-    /// Bad frames are counted here as well.
-    pub fn counters(&self) -> &Counters {
-        &self.counters
+    /// Where it tells what happens.
+    pub fn records(&self) -> &Records {
+        &self.records
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -309,6 +306,7 @@ impl Bridge {
             deadline,
             timeout,
             sent: None,
+            sent_at: now,
             frame: None,
         };
         {
@@ -333,7 +331,7 @@ impl Bridge {
             timeout,
             cancel_on_drop: request.cancel_on_drop,
             ended: false,
-            outcome: None,
+            end: None,
         })
     }
 
@@ -522,6 +520,7 @@ impl Bridge {
                     // A call whose time is over, or whose caller has gone, does not start.
                     let Some(call) = state.calls.get_mut(&number).filter(|call| call.deadline > now) else { continue };
                     call.sent = Some(epoch);
+                    call.sent_at = now;
                     if self.features.resume {
                         call.frame = Some(frame.clone());
                     }
@@ -563,7 +562,8 @@ impl Bridge {
                 Received::Done
             }
             Ok(FromApp::Progress { progress, .. }) if progress.size() > self.limits.progress_bytes => {
-                Counters::count(&self.counters.bad_frames);
+                self.records.metrics.bad_frames.count();
+                self.records.limit(Limit::ProgressBytes);
                 let (size, limit) = (progress.size(), self.limits.progress_bytes);
                 Received::Bad(format!("tool_progress: the report takes {size} bytes; the limit is {limit}."))
             }
@@ -580,7 +580,7 @@ impl Bridge {
                 Received::Bad("update_tools: the app did not register the bridge feature 'tools'.".into())
             }
             Err(BadFrame { message, call, is_unreadable }) => {
-                Counters::count(&self.counters.bad_frames);
+                self.records.metrics.bad_frames.count();
                 let call = if is_unreadable { call.or_else(|| CallRef::find(text, self.session)) } else { call };
                 if let Some(call) = call {
                     state.resolve(self, &call, Err(CallError::Malformed(message.clone())), now);
@@ -593,7 +593,7 @@ impl Bridge {
     /// A frame came in that is not text.
     pub fn receive_binary(&self, epoch: u64, now: Instant) -> Received<'static> {
         self.sign_of_life(epoch, now);
-        Counters::count(&self.counters.bad_frames);
+        self.records.metrics.bad_frames.count();
         Received::Bad("Bridge messages are text frames.".into())
     }
 
@@ -613,14 +613,18 @@ impl Bridge {
     }
 
     fn ignore_result(&self) {
-        Counters::count(&self.counters.results_ignored);
+        self.records.metrics.results_ignored.count();
         tracing::debug!(session.id = %self.session.short(), "ignored a result for no call in flight");
     }
 
     fn outcome(&self, answer: Answer<'_>, message: &Bytes) -> Outcome {
         let check_size = |text: &str| {
             let (size, limit) = (text.len(), self.limits.result_bytes);
-            if size > limit { Err(CallError::TooLarge { size, limit }) } else { Ok(()) }
+            if size <= limit {
+                return Ok(());
+            }
+            self.records.limit(Limit::ResultBytes);
+            Err(CallError::TooLarge { size, limit })
         };
         let fits = |text: &str| check_size(text).map(|()| message.slice_ref(text.as_bytes()));
         Ok(match answer {
@@ -652,19 +656,24 @@ fn instance() -> &'static str {
 pub struct Call {
     bridge: Arc<Bridge>,
     number: u64,
-    reply: oneshot::Receiver<Outcome>,
+    reply: oneshot::Receiver<(Outcome, Duration)>,
     reports: Option<mpsc::Receiver<Progress>>,
     deadline: Instant,
     timeout: Duration,
     cancel_on_drop: bool,
     ended: bool,
-    outcome: Option<&'static str>,
+    end: Option<(CallEnd, Option<Duration>)>,
 }
 
 impl Call {
-    /// How it ended, in a word; `None` if it has not.
-    pub fn outcome(&self) -> Option<&'static str> {
-        self.outcome
+    /// How it ended, and how long the app took, if it answered; `None` if it has not.
+    pub fn end(&self) -> Option<(CallEnd, Option<Duration>)> {
+        self.end
+    }
+
+    /// Where its end is to be told.
+    pub fn records(&self) -> &Records {
+        &self.bridge.records
     }
 }
 
@@ -685,23 +694,23 @@ impl crate::mcp::Call for Call {
                     outcome = reply => outcome,
                 },
             };
-            Ok(outcome.unwrap_or(Err(CallError::Lost)))
+            Ok(outcome.unwrap_or((Err(CallError::Lost), Duration::ZERO)))
         };
-        let outcome = match tokio::time::timeout_at(until.min(self.deadline).into(), wait).await {
+        let (outcome, app_time) = match tokio::time::timeout_at(until.min(self.deadline).into(), wait).await {
             Ok(Ok(outcome)) => outcome,
             Ok(Err(progress)) => return Event::Progress(progress),
             Err(_) if until < self.deadline => return Event::Quiet,
             Err(_) => {
                 self.abandon(CancelReason::Timeout, true);
-                Err(CallError::Timeout(self.timeout))
+                (Err(CallError::Timeout(self.timeout)), Duration::ZERO)
             }
         };
         self.ended = true;
-        self.outcome = Some(match &outcome {
-            Ok(Reply::Content(_) | Reply::Result(_)) => "ok",
-            Ok(Reply::Failed(_)) => "tool_error",
-            Ok(Reply::RpcError { .. }) => "rpc_error",
-            Err(error) => error.outcome(),
+        self.end = Some(match &outcome {
+            Ok(Reply::Content(_) | Reply::Result(_)) => (CallEnd::Ok, Some(app_time)),
+            Ok(Reply::Failed(_)) => (CallEnd::ToolError, Some(app_time)),
+            Ok(Reply::RpcError { .. }) => (CallEnd::RpcError, Some(app_time)),
+            Err(error) => (error.end(), None),
         });
         Event::Ended(outcome.unwrap_or_else(|error| Reply::Failed(error.to_string())))
     }
@@ -909,7 +918,7 @@ mod tests {
         bridge.end(CallError::Deleted, Close::Deleted);
         assert_eq!(bridge.calls_in_flight(), 0);
         for call in &mut world.calls {
-            let outcome = call.reply.try_recv().expect("every call ends");
+            let (outcome, _) = call.reply.try_recv().expect("every call ends");
             if let Ok(Reply::Content(content)) = outcome {
                 assert_eq!(content, call.number.to_string(), "its own answer");
             }

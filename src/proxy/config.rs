@@ -30,6 +30,12 @@ pub struct Config {
     pub openclaw_token: Token,
     /// Where to listen.
     pub listen: SocketAddr,
+    /// Where the operator's pages and numbers are; nowhere without it.
+    pub admin_listen: Option<SocketAddr>,
+    /// What opens them. Empty: nothing is asked for.
+    pub admin_token: Token,
+    /// How many calls the status page remembers.
+    pub recent_calls: usize,
     /// The base of the URLs that apps are given, if the request does not tell it.
     pub public_url: Option<PublicUrl>,
     /// Peers whose `X-Forwarded-Proto` and `X-Forwarded-Host` are believed.
@@ -147,6 +153,8 @@ pub struct Config {
     pub max_header_bytes: usize,
     /// The most connections at once.
     pub max_connections: usize,
+    /// The most connections of the operator's at once.
+    pub max_admin_connections: usize,
 
     /// Variables with our prefix that are no setting: misspelt, most likely.
     #[serde(skip)]
@@ -161,6 +169,9 @@ impl Default for Config {
             app_token: Token::default(),
             openclaw_token: Token::default(),
             listen: SocketAddr::from(([127, 0, 0, 1], 8000)),
+            admin_listen: None,
+            admin_token: Token::default(),
+            recent_calls: 200,
             public_url: None,
             trusted_proxies: vec![Network::loopback_v4(), Network::loopback_v6()],
             allowed_hosts: Vec::new(),
@@ -212,6 +223,7 @@ impl Default for Config {
             max_bad_frames: 20,
             max_header_bytes: 32 * KIB,
             max_connections: 20_000,
+            max_admin_connections: 64,
             unknown: Vec::new(),
         }
     }
@@ -302,12 +314,13 @@ impl Config {
     /// What the operator should know, though it is allowed.
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
-        for (name, token) in self.tokens() {
-            if token.is_empty() && self.tenants_file.is_some() {
-                continue;
-            }
+        let admin_token = self.admin_listen.map(|_| ("OPENCLAW_PROXY_ADMIN_TOKEN", &self.admin_token));
+        for (name, token) in self.tokens().into_iter().chain(admin_token) {
             if token.is_empty() {
-                warnings.push(format!("{name} is empty: the endpoints that it guards ask for no token."));
+                let is_none = self.tenants_file.is_some() || name == "OPENCLAW_PROXY_ADMIN_TOKEN";
+                if !is_none {
+                    warnings.push(format!("{name} is empty: the endpoints that it guards ask for no token."));
+                }
             } else if token.expose().len() < 16 || token.expose() == "replace-me" {
                 warnings.push(format!("{name} is easy to guess: use at least 16 random characters."));
             }
@@ -332,6 +345,15 @@ impl Config {
     }
 
     fn check(&self) -> Result<(), ConfigError> {
+        if let Some(address) = self.admin_listen
+            && self.admin_token.is_empty()
+            && !address.ip().is_loopback()
+            && !self.allow_open
+        {
+            return refuse(format!(
+                "{PREFIX}ADMIN_TOKEN is empty and {address} can be reached from other machines: set the token, set {PREFIX}ADMIN_LISTEN to 127.0.0.1, or set OPENCLAW_PROXY_ALLOW_OPEN=true."
+            ));
+        }
         for (name, token) in self.tokens() {
             // With a file of tenants, an empty token is none.
             if token.is_empty() && self.tenants_file.is_none() && !self.listen.ip().is_loopback() && !self.allow_open {
@@ -340,6 +362,9 @@ impl Config {
                     self.listen
                 ));
             }
+        }
+        let admin_token = ("OPENCLAW_PROXY_ADMIN_TOKEN", &self.admin_token);
+        for (name, token) in self.tokens().into_iter().chain([admin_token]) {
             if token.expose().contains("${") {
                 return refuse(format!("{name} holds a literal ${{…}}: a variable was not expanded."));
             }
@@ -375,6 +400,7 @@ impl Config {
             ("MAX_SESSIONS", self.max_sessions, 1),
             ("MAX_BATCH", self.max_batch, 1),
             ("MAX_CONNECTIONS", self.max_connections, 1),
+            ("MAX_ADMIN_CONNECTIONS", self.max_admin_connections, 1),
             ("MAX_BODY_BYTES", self.max_body_bytes, 1024),
             ("MAX_RESULT_BYTES", self.max_result_bytes, 1024),
             // hyper's read buffer cannot be smaller.
@@ -420,6 +446,7 @@ impl Config {
         let most = tokio::sync::Semaphore::MAX_PERMITS;
         let counted = [
             ("MAX_CONNECTIONS", self.max_connections),
+            ("MAX_ADMIN_CONNECTIONS", self.max_admin_connections),
             ("MAX_REFUSED_SOCKETS", self.max_refused_sockets),
             ("MAX_LISTENERS_PER_SESSION", self.max_listeners_per_session),
         ];
@@ -652,6 +679,9 @@ mod tests {
             ("MAX_RESULT_BYTES", "99999999999", "MAX_BRIDGE_MESSAGE_BYTES"),
             ("MAX_BODY_BYTES", "9999999", "MAX_QUEUE_BYTES"),
             ("MAX_CALL_BYTES_PER_SESSION", "8388607", "at least 8388608, twice OPENCLAW_PROXY_MAX_BODY_BYTES"),
+            ("ADMIN_LISTEN", "0.0.0.0:1", "OPENCLAW_PROXY_ADMIN_TOKEN is empty"),
+            ("ADMIN_TOKEN", "a b", "ADMIN_TOKEN"),
+            ("MAX_REQUEST_BYTES_PER_TENANT", "8388607", "at least 8388608, twice OPENCLAW_PROXY_MAX_BODY_BYTES"),
             ("MAX_REQUEST_BYTES", "8388607", "at least 8388608, twice OPENCLAW_PROXY_MAX_BODY_BYTES"),
             ("PUBLIC_URL", "example.com", "PUBLIC_URL"),
             ("PUBLIC_URL", "ftp://example.com", "PUBLIC_URL"),

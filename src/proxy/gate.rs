@@ -106,6 +106,11 @@ fn host_of(authority: &str) -> Option<&str> {
     (is_port && is_host).then_some(host)
 }
 
+/// Whether a request names this machine as its one host, as what runs here does.
+pub fn names_loopback(headers: &HeaderMap) -> bool {
+    one(headers, &HOST).ok().flatten().and_then(host_of).is_some_and(is_loopback_name)
+}
+
 /// `127.x.y.z`, `[::1]` or `localhost`.
 fn is_loopback_name(host: &str) -> bool {
     let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);

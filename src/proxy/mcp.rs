@@ -24,12 +24,13 @@ use crate::jsonrpc::{self, INVALID_REQUEST, Message, PARSE_ERROR, Params};
 use crate::mcp::listen::{ListenStream, Listeners, TooMany};
 use crate::mcp::{self, Answer, CallParams, Era, Event, NotCalled, Reply, ToolView, Tools, dispatch};
 use crate::protocol::{Context, SESSION_HEADER, SESSION_HEADER_ALIAS, SessionId};
-use crate::proxy::audit::{self, CallRecord};
 use crate::proxy::body::{NoRoom, Share};
 use crate::proxy::bridge::{Call, CallError, CallRequest};
 use crate::proxy::config::{CancelOnDisconnect, Config};
 use crate::proxy::error::respond;
 use crate::proxy::gate::{self, Refusal};
+use crate::proxy::metrics::{CallEnd, Limit, Side};
+use crate::proxy::records::CallRecord;
 use crate::proxy::registry::Entry;
 use crate::proxy::tenants::{Client, Place, Role, Tenant, TooManyCalls};
 use crate::proxy::{ProxyState, Request, body, cors};
@@ -44,13 +45,13 @@ pub async fn endpoint(State(state): State<Arc<ProxyState>>, request: Request) ->
     let origin = match state.gate.check(&parts.headers) {
         Ok(origin) => origin,
         Err(refusal) => {
-            audit::refused(Role::Client, ip, refusal.status);
+            state.records.refused(Side::Client, ip, refusal.status);
             body::discard(request_body, &state.config).await;
             return refused(refusal);
         }
     };
     if let Err(refusal) = state.rates.request(ip) {
-        audit::refused(Role::Client, ip, refusal.status);
+        state.records.refused(Side::Client, ip, refusal.status);
         return refused(refusal);
     }
     let mut response = match parts.method {
@@ -94,12 +95,12 @@ async fn post(state: &Arc<ProxyState>, ip: IpAddr, path: &str, headers: &HeaderM
         Ok(target) => target,
         Err(NotAdmitted::Denied(denied)) => {
             tracing::debug!(%denied, "MCP client refused");
-            audit::refused(Role::Client, ip, StatusCode::UNAUTHORIZED);
+            state.records.refused(Side::Client, ip, StatusCode::UNAUTHORIZED);
             return unauthorized(state, headers, request_body, denied).await;
         }
         // Not even the body is read.
         Err(NotAdmitted::TooMany(refusal)) => {
-            audit::refused(Role::Client, ip, refusal.status);
+            state.records.refused(Side::Client, ip, refusal.status);
             return refused(refusal);
         }
     };
@@ -168,7 +169,10 @@ fn get(state: &ProxyState, ip: IpAddr, path: &str, headers: &HeaderMap) -> Resul
         let message = "An event stream is served here, and the header Accept does not allow 'text/event-stream'.";
         return Err(Refusal { status: StatusCode::NOT_ACCEPTABLE, message: message.to_owned() });
     }
-    let too_many = |error: TooMany| Refusal { status: StatusCode::TOO_MANY_REQUESTS, message: error.to_string() };
+    let too_many = |error: TooMany| {
+        state.records.limit(Limit::ListenersPerSession);
+        Refusal { status: StatusCode::TOO_MANY_REQUESTS, message: error.to_string() }
+    };
     let stream = ListenStream::legacy(entry.listeners.join().map_err(too_many)?, state.answer_settings().keep_alive);
     Ok(event_stream(Body::from_stream(stream.into_bytes())))
 }
@@ -211,6 +215,9 @@ async fn batch(state: &Arc<ProxyState>, target: &Target, headers: &HeaderMap, te
     }
     let limit = state.config.max_batch;
     if messages.is_empty() || messages.len() > limit {
+        if !messages.is_empty() {
+            state.records.limit(Limit::Batch);
+        }
         let message = format!("A batch of {} messages is not accepted; it must hold 1 to {limit}.", messages.len());
         return bad(INVALID_REQUEST, &message);
     }
@@ -251,6 +258,9 @@ async fn answer(
     let message = match Message::parse(text, state.config.max_json_depth) {
         Ok(message) => message,
         Err(invalid) => {
+            if invalid.is_too_deep {
+                state.records.limit(Limit::JsonDepth);
+            }
             let body = jsonrpc::error(invalid.id, invalid.code, &invalid.message, None);
             return Some(Answer::Json(StatusCode::BAD_REQUEST, body));
         }
@@ -410,14 +420,16 @@ impl Tools for SessionTools<'_> {
     }
 
     fn call(&self, call: CallParams<'_>) -> Result<Running, NotCalled> {
-        let record = CallRecord::begin(|| self.entry.who(), call.name, call.arguments);
+        let records = &self.state.records;
+        let record = records.call_begins(|| self.entry.who(), call.name, call.arguments);
         let started = self.start(call);
         match started {
-            Ok((call, place)) => Ok(Running { call, record, _place: place }),
+            Ok((call, place)) => Ok(Running { call, record: Some(record), _place: place }),
             Err(error) => {
-                if let Some(record) = record {
-                    record.end(error.outcome(), 0);
+                if let Some(limit) = error.limit() {
+                    records.limit(limit);
                 }
+                records.call_ended(record, error.end(), 0, None);
                 Err(error.into())
             }
         }
@@ -438,11 +450,21 @@ enum NotStarted {
 }
 
 impl NotStarted {
-    fn outcome(&self) -> &'static str {
+    fn end(&self) -> CallEnd {
         match self {
-            NotStarted::TooMany(TooManyCalls::Tenant(_)) | NotStarted::NoRoom(NoRoom::Tenant(_)) => "tenant_busy",
-            NotStarted::TooMany(TooManyCalls::Everybody(_)) | NotStarted::NoRoom(NoRoom::Everybody(_)) => "proxy_busy",
-            NotStarted::Failed(error) => error.outcome(),
+            NotStarted::TooMany(TooManyCalls::Tenant(_)) | NotStarted::NoRoom(NoRoom::Tenant(_)) => CallEnd::TenantBusy,
+            NotStarted::TooMany(TooManyCalls::Everybody(_)) | NotStarted::NoRoom(NoRoom::Everybody(_)) => {
+                CallEnd::ProxyBusy
+            }
+            NotStarted::Failed(error) => error.end(),
+        }
+    }
+
+    fn limit(&self) -> Option<Limit> {
+        match self {
+            NotStarted::TooMany(too_many) => Some(too_many.limit()),
+            NotStarted::NoRoom(no_room) => Some(no_room.limit()),
+            NotStarted::Failed(error) => error.limit(),
         }
     }
 }
@@ -514,13 +536,16 @@ struct Running {
 impl mcp::Call for Running {
     async fn next(&mut self, until: Instant) -> Event {
         let event = self.call.next(until).await;
-        if let (Event::Ended(reply), Some(record)) = (&event, self.record.take_if(|_| self.call.outcome().is_some())) {
+        if let Event::Ended(reply) = &event
+            && let Some((end, app_time)) = self.call.end()
+            && let Some(record) = self.record.take()
+        {
             let size = match reply {
                 Reply::Content(json) | Reply::Result(json) => json.len(),
                 Reply::Failed(text) => text.len(),
                 Reply::RpcError { message, .. } => message.len(),
             };
-            record.end(self.call.outcome().unwrap_or_default(), size);
+            self.call.records().call_ended(record, end, size, app_time);
         }
         event
     }
@@ -529,7 +554,7 @@ impl mcp::Call for Running {
 impl Drop for Running {
     fn drop(&mut self) {
         if let Some(record) = self.record.take() {
-            record.end("client_gone", 0);
+            self.call.records().call_ended(record, CallEnd::ClientGone, 0, None);
         }
     }
 }

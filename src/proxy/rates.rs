@@ -13,6 +13,8 @@ use http::StatusCode;
 
 use crate::proxy::config::Config;
 use crate::proxy::gate::Refusal;
+use crate::proxy::metrics::Limit;
+use crate::proxy::records::Records;
 use crate::proxy::tenants::Tenant;
 
 /// The most buckets of a kind. Beyond that the strangers share one: an attack from everywhere must not cost memory.
@@ -24,6 +26,7 @@ pub struct Rates {
     addresses: Option<Buckets<IpAddr>>,
     tenants: Option<Buckets<Box<str>>>,
     denials: Option<Buckets<IpAddr>>,
+    records: Arc<Records>,
 }
 
 #[derive(Debug)]
@@ -48,12 +51,13 @@ impl<K: Hash + Eq + Clone> Buckets<K> {
 
 impl Rates {
     /// The bounds of the settings.
-    pub fn new(config: &Config) -> Self {
+    pub fn new(config: &Config, records: Arc<Records>) -> Self {
         const NOBODY: IpAddr = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
         Rates {
             addresses: Buckets::new(config.max_requests_per_second_per_address, NOBODY),
             tenants: Buckets::new(config.max_requests_per_second_per_tenant, "".into()),
             denials: Buckets::new(config.max_denials_per_second_per_address, NOBODY),
+            records,
         }
     }
 
@@ -62,7 +66,7 @@ impl Rates {
     /// # Errors
     /// [`Refusal`] with 429 if there are too many.
     pub fn request(&self, ip: IpAddr) -> Result<(), Refusal> {
-        check(self.addresses.as_ref(), &network_of(ip), "this address")
+        self.check(self.addresses.as_ref(), &network_of(ip), "this address", Limit::RequestsPerAddress)
     }
 
     /// A request with a token of this tenant.
@@ -72,7 +76,7 @@ impl Rates {
     pub fn of_tenant(&self, tenant: &Arc<Tenant>) -> Result<(), Refusal> {
         match &self.tenants {
             None => Ok(()),
-            Some(buckets) => check(Some(buckets), &tenant.name().into(), "this tenant"),
+            Some(buckets) => self.check(Some(buckets), &tenant.name().into(), "this tenant", Limit::RequestsPerTenant),
         }
     }
 
@@ -81,7 +85,8 @@ impl Rates {
     /// # Errors
     /// [`Refusal`] with 429 if there are too many.
     pub fn denial(&self, ip: IpAddr) -> Result<(), Refusal> {
-        check(self.denials.as_ref(), &network_of(ip), "this address without a valid token")
+        let whose = "this address without a valid token";
+        self.check(self.denials.as_ref(), &network_of(ip), whose, Limit::DenialsPerAddress)
     }
 
     /// Forgets the buckets that are full again.
@@ -94,15 +99,22 @@ impl Rates {
             tenants.buckets.retain_recent();
         }
     }
-}
 
-fn check<K: Hash + Eq + Clone>(buckets: Option<&Buckets<K>>, key: &K, whose: &str) -> Result<(), Refusal> {
-    let Some(buckets) = buckets else { return Ok(()) };
-    if buckets.take(key) {
-        return Ok(());
+    fn check<K: Hash + Eq + Clone>(
+        &self,
+        buckets: Option<&Buckets<K>>,
+        key: &K,
+        whose: &str,
+        limit: Limit,
+    ) -> Result<(), Refusal> {
+        let Some(buckets) = buckets else { return Ok(()) };
+        if buckets.take(key) {
+            return Ok(());
+        }
+        self.records.limit(limit);
+        let message = format!("Too many requests of {whose} ({} a second). Retry in 1 s.", buckets.per_second);
+        Err(Refusal { status: StatusCode::TOO_MANY_REQUESTS, message })
     }
-    let message = format!("Too many requests of {whose} ({} a second). Retry in 1 s.", buckets.per_second);
-    Err(Refusal { status: StatusCode::TOO_MANY_REQUESTS, message })
 }
 
 /// What one party is given: an IPv4 address, or a /64 of IPv6.
@@ -121,7 +133,7 @@ mod tests {
     fn an_address_gets_a_seconds_worth_and_ipv6_counts_by_network() {
         let mut config = Config::default();
         config.max_denials_per_second_per_address = 2;
-        let rates = Rates::new(&config);
+        let rates = Rates::new(&config, Arc::default());
         let denied = |ip: &str| rates.denial(ip.parse().unwrap()).is_err();
         assert_eq!([denied("10.0.0.1"), denied("10.0.0.1"), denied("10.0.0.1")], [false, false, true]);
         assert_eq!([denied("10.0.0.2"), denied("::ffff:10.0.0.1")], [false, true]);
@@ -137,7 +149,7 @@ mod tests {
     fn what_is_kept_does_not_grow_with_who_was_here() {
         let mut config = Config::default();
         config.max_denials_per_second_per_address = 1000;
-        let rates = Rates::new(&config);
+        let rates = Rates::new(&config, Arc::default());
         for n in 0..1000_u32 {
             rates.denial(IpAddr::V4(n.into())).unwrap();
         }

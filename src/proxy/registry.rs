@@ -8,10 +8,12 @@ use dashmap::DashMap;
 use crate::auth::TokenHash;
 use crate::mcp::listen::Listeners;
 use crate::protocol::{Close, SessionId};
-use crate::proxy::audit::{self, Who};
-use crate::proxy::bridge::{Bridge, BridgeLimits, CallError, Counters};
+use crate::proxy::audit::Who;
+use crate::proxy::bridge::{Bridge, BridgeLimits, CallError};
+use crate::proxy::metrics::{Limit, SessionEnd};
+use crate::proxy::records::Records;
 use crate::proxy::session::{Registration, Session, ToolSet};
-use crate::proxy::tenants::{self, AppCaller, Client, Count, Tenant};
+use crate::proxy::tenants::{AppCaller, Client, Count, Tenant};
 
 /// How often expired sessions are swept out. An expired session is also gone when it is asked for.
 pub const SWEEP_INTERVAL: Duration = Duration::from_secs(15);
@@ -24,7 +26,7 @@ pub struct Registry {
     ttl: Duration,
     max_listeners: usize,
     limits: BridgeLimits,
-    counters: Arc<Counters>,
+    records: Arc<Records>,
 }
 
 /// A session: what was registered, and its live half. Cheap to clone.
@@ -87,22 +89,26 @@ pub enum Full {
     Everybody(usize),
 }
 
-impl Registry {
-    /// No sessions yet; each may have `max_listeners`.
-    pub fn new(ttl: Duration, max_sessions: usize, max_listeners: usize, limits: BridgeLimits) -> Self {
-        Registry {
-            entries: DashMap::new(),
-            count: Count::new(max_sessions),
-            ttl,
-            max_listeners,
-            limits,
-            counters: Arc::default(),
+impl Full {
+    /// The bound that was met.
+    fn limit(self) -> Limit {
+        match self {
+            Full::Tenant(_) => Limit::SessionsPerTenant,
+            Full::Everybody(_) => Limit::Sessions,
         }
     }
+}
 
-    /// What is only counted.
-    pub fn counters(&self) -> &Counters {
-        &self.counters
+impl Registry {
+    /// No sessions yet; each may have `max_listeners`.
+    pub fn new(
+        ttl: Duration,
+        max_sessions: usize,
+        max_listeners: usize,
+        limits: BridgeLimits,
+        records: Arc<Records>,
+    ) -> Self {
+        Registry { entries: DashMap::new(), count: Count::new(max_sessions), ttl, max_listeners, limits, records }
     }
 
     /// How many sessions there are.
@@ -123,7 +129,7 @@ impl Registry {
         if self.take_place(&owner.tenant).is_err() {
             // Expired sessions that the sweeper has not met yet must not keep a living app out.
             self.sweep(now);
-            self.take_place(&owner.tenant)?;
+            self.take_place(&owner.tenant).inspect_err(|full| self.records.limit(full.limit()))?;
         }
         let session = Session::new(registration);
         let bridge = Bridge::new(
@@ -131,7 +137,7 @@ impl Registry {
             session.registration.spelling,
             session.registration.features,
             self.limits,
-            Arc::clone(&self.counters),
+            Arc::clone(&self.records),
             now,
         );
         let entry = Entry {
@@ -145,8 +151,7 @@ impl Registry {
     }
 
     fn take_place(&self, tenant: &Tenant) -> Result<(), Full> {
-        let of_tenant = |full: tenants::Full| Full::Tenant(full.limit);
-        tenant.sessions().take().map_err(of_tenant)?;
+        tenant.sessions().take().map_err(|full| Full::Tenant(full.limit))?;
         self.count.take().map_err(|full| {
             tenant.sessions().give_back();
             Full::Everybody(full.limit)
@@ -168,7 +173,7 @@ impl Registry {
         let entry = self.entries.get(&id).map(|entry| Entry::clone(&entry))?;
         if entry.bridge.expire(self.ttl, now) {
             if self.remove(id).is_some() {
-                audit::ended(&entry.who(), "expired");
+                self.records.session_ended(&entry.who(), SessionEnd::Expired);
             }
             return None;
         }
@@ -201,7 +206,7 @@ impl Registry {
         let own = self.entries.iter().filter(|entry| *entry.owner.tenant == *tenant).map(|entry| *entry.key());
         let own: Vec<SessionId> = own.collect();
         let revoked = own.into_iter().filter_map(|id| self.end(id, Close::Unauthorized));
-        revoked.inspect(|entry| audit::ended(&entry.who(), "revoked")).count()
+        revoked.inspect(|entry| self.records.session_ended(&entry.who(), SessionEnd::Revoked)).count()
     }
 
     fn end(&self, id: SessionId, close: Close) -> Option<Entry> {
@@ -227,7 +232,7 @@ impl Registry {
         expired
             .into_iter()
             .filter_map(|id| self.remove(id))
-            .inspect(|entry| audit::ended(&entry.who(), "expired"))
+            .inspect(|entry| self.records.session_ended(&entry.who(), SessionEnd::Expired))
             .count()
     }
 
@@ -249,6 +254,13 @@ impl Registry {
     pub fn shut_down(&self) {
         for entry in &self.entries {
             entry.bridge.end(CallError::ShuttingDown, Close::Restart);
+        }
+    }
+
+    /// Shows each session, in no order.
+    pub fn each(&self, mut show: impl FnMut(&Entry)) {
+        for entry in &self.entries {
+            show(&entry);
         }
     }
 

@@ -10,8 +10,8 @@ use axum::routing::{any, get, post, put};
 use http::{Method, StatusCode};
 
 use crate::proxy::error::ApiError;
-use crate::proxy::tenants::Role;
-use crate::proxy::{ProxyState, Request, api, audit, body, cors, mcp};
+use crate::proxy::metrics::Side;
+use crate::proxy::{ProxyState, Request, admin, api, body, cors, mcp};
 
 /// The router of the public listener.
 pub fn router(state: Arc<ProxyState>) -> Router {
@@ -34,6 +34,7 @@ pub fn router(state: Arc<ProxyState>) -> Router {
         .route("/v1/mcp/{id}/", any(mcp::endpoint))
         // Anybody: load balancers, containers, people.
         .route("/health", get(health))
+        .route("/ready", get(admin::ready))
         .fallback(async || ApiError::new(StatusCode::NOT_FOUND, "There is nothing at this path."))
         .with_state(state)
 }
@@ -49,12 +50,12 @@ async fn gate(State(state): State<Arc<ProxyState>>, mut request: Request, next: 
     let origin = match state.gate.check(request.headers()) {
         Ok(origin) => origin.map(str::to_owned),
         Err(refusal) => {
-            audit::refused(Role::App, ip, refusal.status);
+            state.records.refused(Side::App, ip, refusal.status);
             return refuse(&state, request, refusal.into()).await;
         }
     };
     if let Err(refusal) = state.rates.request(ip) {
-        audit::refused(Role::App, ip, refusal.status);
+        state.records.refused(Side::App, ip, refusal.status);
         return ApiError::from(refusal).into_response();
     }
     let is_preflight = origin.is_some() && request.method() == Method::OPTIONS;
@@ -69,18 +70,18 @@ async fn gate(State(state): State<Arc<ProxyState>>, mut request: Request, next: 
     let mut response = match (has_rate, caller) {
         // Not even its body is read.
         (Err(refusal), _) => {
-            audit::refused(Role::App, ip, refusal.status);
+            state.records.refused(Side::App, ip, refusal.status);
             ApiError::from(refusal).into_response()
         }
         (_, Err(denied)) if needs_token => {
             tracing::debug!(%denied, "app refused");
-            audit::refused(Role::App, ip, StatusCode::UNAUTHORIZED);
+            state.records.refused(Side::App, ip, StatusCode::UNAUTHORIZED);
             refuse(&state, request, denied.into()).await
         }
         _ if is_preflight => cors::preflight(request.headers(), "GET, POST, PUT, DELETE"),
         (_, caller) => {
             if caller.is_err() {
-                audit::refused(Role::App, ip, StatusCode::UNAUTHORIZED);
+                state.records.refused(Side::App, ip, StatusCode::UNAUTHORIZED);
             }
             request.extensions_mut().insert(caller);
             next.run(request).await

@@ -16,6 +16,7 @@ use crate::mcp::Output;
 use crate::mcp::headers::ParamHeader;
 use crate::mcp::schema;
 use crate::protocol::{Features, SessionId, Spelling};
+use crate::proxy::metrics::Limit;
 
 /// The longest tool name, in Unicode scalar values (MCP allows 128 characters).
 pub const MAX_TOOL_NAME_CHARS: usize = 128;
@@ -114,21 +115,38 @@ pub struct Tool {
     pub param_headers: Vec<ParamHeader>,
 }
 
+/// Why a registration, or a change of tools, is not accepted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rejected {
+    /// A sentence that names the member, and the tool if it is about one.
+    pub detail: String,
+    /// The bound that was met, if it was one.
+    pub limit: Option<Limit>,
+}
+
+impl From<String> for Rejected {
+    fn from(detail: String) -> Self {
+        Rejected { detail, limit: None }
+    }
+}
+
 impl ToolSet {
     /// Checks the text of a `tools` array and renders it.
     ///
     /// # Errors
     /// A sentence that names the tool and the member.
-    pub fn parse(tools: &str, limits: &ToolLimits) -> Result<Self, String> {
+    pub fn parse(tools: &str, limits: &ToolLimits) -> Result<Self, Rejected> {
         let mut texts = Vec::new();
         json::elements(tools, limits.json_depth, |text| texts.push(text))
             .map_err(|error| format!("tools: {error}."))?;
         if texts.len() > limits.tools {
-            return Err(format!("tools: {} tools are given; the limit is {}.", texts.len(), limits.tools));
+            let detail = format!("tools: {} tools are given; the limit is {}.", texts.len(), limits.tools);
+            return Err(Rejected { detail, limit: Some(Limit::Tools) });
         }
         let all_bytes: usize = texts.iter().map(|text| text.len()).sum();
         if all_bytes > limits.tools_bytes {
-            return Err(format!("tools: the definitions take {all_bytes} bytes; the limit is {}.", limits.tools_bytes));
+            let detail = format!("tools: the definitions take {all_bytes} bytes; the limit is {}.", limits.tools_bytes);
+            return Err(Rejected { detail, limit: Some(Limit::ToolsBytes) });
         }
         let mut set = ToolSet {
             tools: HashMap::with_capacity(texts.len()),
@@ -143,7 +161,7 @@ impl ToolSet {
             let definition = Definition::read(index, text, limits)?;
             let place = definition.place(index);
             if !trimmed_names.insert(definition.name.trim().to_owned()) {
-                return Err(format!("{place}: the name is given twice."));
+                return Err(format!("{place}: the name is given twice.").into());
             }
             if !is_portable(&definition.name) {
                 let advice = "many clients accept only 1 to 64 of A-Z a-z 0-9 _ . - in a name";
@@ -181,6 +199,13 @@ impl ToolSet {
         self.tools.get(name)
     }
 
+    /// Their names, in order.
+    pub fn names(&self) -> Vec<&str> {
+        let mut names: Vec<&str> = self.tools.keys().map(|name| &**name).collect();
+        names.sort_unstable();
+        names
+    }
+
     /// How many tools there are.
     pub fn len(&self) -> usize {
         self.tools.len()
@@ -197,7 +222,7 @@ impl Registration {
     ///
     /// # Errors
     /// A sentence that names the member, and the tool if it is about one.
-    pub fn parse(body: &str, limits: &ToolLimits) -> Result<Self, String> {
+    pub fn parse(body: &str, limits: &ToolLimits) -> Result<Self, Rejected> {
         let mut members = Members::default();
         read_members(body, limits.json_depth, |key, value| {
             let slot = match key {
@@ -220,7 +245,7 @@ impl Registration {
         })?;
         let device_id = text("device_id", members.device_id)?.unwrap_or_default();
         if device_id.is_empty() {
-            return Err("device_id: a non-empty string is required.".into());
+            return Err("device_id: a non-empty string is required.".to_owned().into());
         }
         // The app's own ids of its chat and user: nothing here acts on them, but they must be what they claim.
         text("chat_id", members.chat_id)?;
@@ -334,7 +359,7 @@ struct Definition<'a> {
 }
 
 impl<'a> Definition<'a> {
-    fn read(index: usize, definition: &'a str, limits: &ToolLimits) -> Result<Self, String> {
+    fn read(index: usize, definition: &'a str, limits: &ToolLimits) -> Result<Self, Rejected> {
         let here = format!("tools[{index}]");
         let mut name = None;
         let mut path = None;
@@ -349,7 +374,7 @@ impl<'a> Definition<'a> {
             meta: None,
         };
         if !json::is_object(definition) {
-            return Err(format!("{here}: an object is required."));
+            return Err(format!("{here}: an object is required.").into());
         }
         read_members(definition, limits.json_depth, |key, value| {
             let slot = match key {
@@ -375,7 +400,8 @@ impl<'a> Definition<'a> {
         check_name(&read.name).map_err(|error| format!("{place}: name: {error}"))?;
         if definition.len() > limits.tool_bytes {
             let size = definition.len();
-            return Err(format!("{place}: the definition takes {size} bytes; the limit is {}.", limits.tool_bytes));
+            let detail = format!("{place}: the definition takes {size} bytes; the limit is {}.", limits.tool_bytes);
+            return Err(Rejected { detail, limit: Some(Limit::ToolBytes) });
         }
         for (member, value) in [("path", path), ("title", read.title), ("description", read.description)] {
             text(member, value).map_err(|error| format!("{place}: {error}"))?;
@@ -594,7 +620,7 @@ mod tests {
     const LIMITS: ToolLimits = ToolLimits { tools: 3, tool_bytes: 400, tools_bytes: 700, json_depth: 16 };
 
     fn tools(text: &str) -> Result<ToolSet, String> {
-        ToolSet::parse(text, &LIMITS)
+        ToolSet::parse(text, &LIMITS).map_err(|rejected| rejected.detail)
     }
 
     fn refused(text: &str, says: &str) {
@@ -749,7 +775,7 @@ mod tests {
             (r#"{"device_id":"a","bridge_features":"cancel"}"#, "bridge_features"),
             (r#"{"device_id":"a","tools":{}}"#, "tools"),
         ] {
-            assert!(parse(body).unwrap_err().contains(says), "{body}");
+            assert!(parse(body).unwrap_err().detail.contains(says), "{body}");
         }
     }
 }

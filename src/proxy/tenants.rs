@@ -14,6 +14,7 @@ use serde::Deserialize;
 
 use crate::auth::{Denied, Token, TokenHash, denied};
 use crate::proxy::config::Config;
+use crate::proxy::metrics::Limit;
 
 /// The tenant of the settings' two tokens.
 pub const DEFAULT: &str = "default";
@@ -57,6 +58,11 @@ impl Count {
         Count { now: AtomicUsize::new(0), limit: AtomicUsize::new(limit) }
     }
 
+    /// How many there may be.
+    pub fn limit(&self) -> usize {
+        self.limit.load(Ordering::Relaxed)
+    }
+
     /// How many there are.
     pub fn now(&self) -> usize {
         self.now.load(Ordering::Relaxed)
@@ -96,7 +102,8 @@ impl Count {
 }
 
 impl Tenant {
-    fn new(name: &str) -> Self {
+    /// One of this name, with nothing allowed yet.
+    pub(super) fn new(name: &str) -> Self {
         Tenant {
             name: name.into(),
             sessions: Count::default(),
@@ -172,6 +179,16 @@ pub enum TooManyCalls {
     /// In all.
     #[error("Too many calls in flight ({0}). Retry in 1 s.")]
     Everybody(usize),
+}
+
+impl TooManyCalls {
+    /// The bound that was met.
+    pub fn limit(self) -> Limit {
+        match self {
+            TooManyCalls::Tenant(_) => Limit::CallsPerTenant,
+            TooManyCalls::Everybody(_) => Limit::Calls,
+        }
+    }
 }
 
 impl Place {
@@ -410,6 +427,11 @@ impl Tenants {
             Role::Client => &table.clients,
         };
         hash.and_then(|hash| side.find(hash)).or(side.anybody.as_ref()).cloned()
+    }
+
+    /// Whether MCP clients need a token.
+    pub fn asks_clients_for_token(&self) -> bool {
+        self.table().clients.anybody.is_none()
     }
 
     /// All of them.

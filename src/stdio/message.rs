@@ -61,7 +61,7 @@ impl Outgoing {
             let ids = batch_ids(text)?;
             outgoing.ids = if ids.is_empty() { Ids::None } else { Ids::Batch(ids) };
         } else {
-            let refuse = |Invalid { id, code, message }: Invalid| jsonrpc::error(id, code, &message, None);
+            let refuse = |Invalid { id, code, message, .. }: Invalid| jsonrpc::error(id, code, &message, None);
             let (id, method, params) = match Message::parse(text, MAX_DEPTH).map_err(refuse)? {
                 Message::Request { id, method, params } => (Some(id), method, params),
                 Message::Notification { method, params } => (None, method, params),

@@ -21,6 +21,7 @@ use tokio_websockets::{CloseCode, Config as CodecConfig, Limits, Message, Server
 use crate::protocol::{self, Close};
 use crate::proxy::bridge::{Attempt, Bridge, Grace, Next, Received};
 use crate::proxy::connection::ClientStream;
+use crate::proxy::metrics::BridgeEnd;
 
 /// How long a closing handshake may take before the socket is dropped.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -133,7 +134,10 @@ pub async fn run<S: AsyncRead + AsyncWrite + Unpin>(
         Newcomer::Attached(attachment) => attachment,
         Newcomer::Waiting(bridge, graces) => match attach(bridge, graces, settings.probe).await {
             Ok(attachment) => attachment,
-            Err(close) => return refuse(socket, close).await,
+            Err(close) => {
+                tell(Life::Refused(close));
+                return refuse(socket, close).await;
+            }
         },
     };
     let (epoch, since) = (attachment.epoch, Instant::now());
@@ -141,11 +145,11 @@ pub async fn run<S: AsyncRead + AsyncWrite + Unpin>(
     tell(Life::Attached { epoch });
     let end = Pump::new(&mut socket, &attachment, settings, update_tools).run().await;
     tracing::info!(bridge.epoch = epoch, end = ?end, "bridge disconnected");
-    let reason = match &end {
-        End::Gone => "gone",
-        End::Close(close) => close.reason(),
+    let why = match &end {
+        End::Gone => BridgeEnd::Gone,
+        End::Close(close) => (*close).into(),
     };
-    tell(Life::Detached { epoch, reason, since });
+    tell(Life::Detached { epoch, end: why, since });
     // From here on the app has no bridge, however long it takes to say goodbye.
     drop(attachment);
     match end {
@@ -203,6 +207,8 @@ async fn attach(bridge: Arc<Bridge>, graces: Graces, probe: Duration) -> Result<
 /// What becomes of a socket.
 #[derive(Debug, Clone, Copy)]
 pub enum Life {
+    /// It is none, because the session has another one or has ended.
+    Refused(Close),
     /// It is its session's bridge.
     Attached {
         /// Its epoch.
@@ -212,8 +218,8 @@ pub enum Life {
     Detached {
         /// Its epoch.
         epoch: u64,
-        /// In few words, why.
-        reason: &'static str,
+        /// Why.
+        end: BridgeEnd,
         /// Since when it was.
         since: Instant,
     },
@@ -241,6 +247,8 @@ struct Pump<'a, S, F> {
     /// Since when the session waits for a sign of life of this app's, because another socket wants its place.
     probed_at: Option<Instant>,
     unsent_pongs: usize,
+    /// When the ping was sent that is not answered yet.
+    pinged_at: Option<Instant>,
     bad_frames: u32,
     bad_frames_since: Instant,
 }
@@ -268,6 +276,7 @@ where
             ping_at,
             probed_at: None,
             unsent_pongs: 0,
+            pinged_at: None,
             bad_frames: 0,
             bad_frames_since: now,
         }
@@ -333,6 +342,7 @@ where
             }
             if now >= self.ping_at {
                 self.ping_at = now + self.settings.ping;
+                self.pinged_at = Some(now);
                 if self.send(Message::text(protocol::PING)).is_err() || self.send(Message::ping("")).is_err() {
                     return Poll::Ready(End::Gone);
                 }
@@ -356,7 +366,12 @@ where
             }
             let message = match self.bridge.next_frame(self.epoch, Instant::now(), cx.waker()) {
                 // The bytes come from a str and from escaped strings, so they are UTF-8.
-                Next::Send(frame) => Message::text(Bytes::from(frame)),
+                Next::Send(frame) => {
+                    let metrics = &self.bridge.records().metrics;
+                    metrics.frames_sent.count();
+                    metrics.bytes_sent.add(frame.len() as u64);
+                    Message::text(Bytes::from(frame))
+                }
                 Next::Probe => {
                     self.probed_at = Some(Instant::now());
                     Message::ping("")
@@ -391,7 +406,10 @@ where
 
     fn receive(&mut self, message: Message) -> Option<Close> {
         let now = Instant::now();
+        let metrics = &self.bridge.records().metrics;
         let received = if let Some(text) = message.as_text() {
+            metrics.frames_received.count();
+            metrics.bytes_received.add(text.len() as u64);
             let payload: Bytes = message.clone().into_payload().into();
             match self.bridge.receive(self.epoch, &payload, text, now) {
                 Received::UpdateTools(tools) => {
@@ -413,6 +431,9 @@ where
             }
         } else {
             self.bridge.sign_of_life(self.epoch, now);
+            if let Some(pinged_at) = self.pinged_at.take_if(|_| message.is_pong()) {
+                metrics.ping_time.observe(now.duration_since(pinged_at));
+            }
             // A pong to a peer that does not read stays in memory.
             self.unsent_pongs += usize::from(message.is_ping());
             return (self.unsent_pongs > MAX_UNSENT_PONGS).then_some(Close::Stalled);
@@ -432,9 +453,9 @@ mod tests {
     use super::*;
     use crate::mcp::{Call, Event, Reply};
     use crate::protocol::{self, Features, SessionId, Spelling};
-    use crate::proxy::bridge::{BridgeLimits, CallError, CallRequest, Counters};
+    use crate::proxy::bridge::{BridgeLimits, CallError, CallRequest};
     use crate::proxy::connection::{Busy, Clocks};
-    use std::sync::atomic::Ordering;
+    use crate::proxy::records::Records;
     use tokio::io::AsyncWriteExt;
 
     #[tokio::test]
@@ -449,9 +470,9 @@ mod tests {
             json_depth: 9,
             resume_grace: Duration::ZERO,
         };
-        let (session, counters) = (SessionId::random(), Arc::new(Counters::default()));
+        let (session, records) = (SessionId::random(), Arc::new(Records::default()));
         let bridge =
-            Bridge::new(session, Spelling::Snake, Features::default(), limits, Arc::clone(&counters), Instant::now());
+            Bridge::new(session, Spelling::Snake, Features::default(), limits, Arc::clone(&records), Instant::now());
         let graces = Graces { tasks: TaskTracker::new(), stop: CancellationToken::new() };
         let Newcomer::Attached(attachment) = begin(&Arc::new(bridge), &graces) else { panic!("it is the first one") };
         // Results of no call, each of which is counted, all of them there before the first is read.
@@ -471,7 +492,7 @@ mod tests {
             max_bad_frames: 9,
         };
         let mut pump = Box::pin(Pump::new(&mut socket, &attachment, settings, |_| Ok(0)).run());
-        let handled = || counters.results_ignored.load(Ordering::Relaxed);
+        let handled = || records.metrics.results_ignored.get();
         let (mut turns, mut most) = (0, 0);
         while handled() < FRAMES {
             let before = handled();

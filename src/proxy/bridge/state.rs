@@ -62,12 +62,15 @@ pub(super) struct Parked {
 pub(super) struct Pending {
     pub(super) client_id: Box<str>,
     pub(super) kept_bytes: usize,
-    pub(super) reply: oneshot::Sender<Outcome>,
+    /// What became of it, and how long the app had it.
+    pub(super) reply: oneshot::Sender<(Outcome, Duration)>,
     pub(super) progress: Option<ProgressPipe>,
     pub(super) deadline: Instant,
     pub(super) timeout: Duration,
     /// The epoch of the socket that the frame was handed to: the app may have it.
     pub(super) sent: Option<u64>,
+    /// When.
+    pub(super) sent_at: Instant,
     /// The frame, still open at its end, to be sent again if the app never saw it.
     pub(super) frame: Option<Vec<u8>>,
 }
@@ -244,7 +247,7 @@ impl State {
 impl Pending {
     pub(super) fn finish(self, outcome: Outcome) {
         // A caller that has gone has no use for the outcome.
-        let _gone = self.reply.send(outcome);
+        let _gone = self.reply.send((outcome, self.sent_at.elapsed()));
     }
 
     pub(super) fn report(&mut self, progress: protocol::Progress<'_>) {
