@@ -28,6 +28,7 @@
 //! | [`proxy::tenants`] | whose a token is, and how much each may take |
 //! | [`proxy::rates`], [`proxy::audit`] | how many requests a second; who did what, as lines |
 //! | [`proxy::records`], [`proxy::metrics`] | where everything that happens is told; the counts of it |
+//! | [`proxy::state_file`] | sessions that outlive the process |
 //! | [`proxy::admin`] | what the operator sees: status page, numbers, readiness |
 //! | [`proxy::session`] | a registration, checked and rendered |
 //! | [`proxy::registry`] | which sessions there are; expiry |

@@ -92,17 +92,26 @@ pub struct Features {
 impl Features {
     /// Turns on the feature called `name`; false if there is none.
     pub fn enable(&mut self, name: &str) -> bool {
-        let flag = match name {
-            "deadline" => &mut self.deadline,
-            "cancel" => &mut self.cancel,
-            "progress" => &mut self.progress,
-            "resume" => &mut self.resume,
-            "tools" => &mut self.tools,
-            "context" => &mut self.context,
-            _ => return false,
-        };
+        let flag = self.flags().into_iter().find_map(|(known, flag)| (known == name).then_some(flag));
+        let Some(flag) = flag else { return false };
         *flag = true;
         true
+    }
+
+    /// The names of those that are turned on.
+    pub fn names(mut self) -> Vec<&'static str> {
+        self.flags().into_iter().filter_map(|(name, flag)| flag.then_some(name)).collect()
+    }
+
+    fn flags(&mut self) -> [(&'static str, &mut bool); 6] {
+        [
+            ("deadline", &mut self.deadline),
+            ("cancel", &mut self.cancel),
+            ("progress", &mut self.progress),
+            ("resume", &mut self.resume),
+            ("tools", &mut self.tools),
+            ("context", &mut self.context),
+        ]
     }
 
     /// Whether the app opted in to anything, and so understands `error` frames.

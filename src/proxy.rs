@@ -20,6 +20,7 @@ pub mod records;
 pub mod registry;
 pub mod routes;
 pub mod session;
+pub mod state_file;
 pub mod tenants;
 
 use std::io;
@@ -51,6 +52,7 @@ use metrics::{Label, Limit};
 use rates::Rates;
 use records::Records;
 use registry::Registry;
+use state_file::{Changes, StateFile};
 use tenants::{Count, Tenants, TenantsError};
 
 /// How long bridges may take to say goodbye at shutdown, once the calls have ended.
@@ -89,6 +91,8 @@ pub struct ProxyState {
     /// Bridges, which hyper does not know any more after their upgrade.
     tasks: TaskTracker,
     draining: AtomicBool,
+    /// Which sessions are to be written into the state file.
+    changes: Option<Arc<Changes>>,
     /// Ends when nothing may be waited for any more.
     closing: CancellationToken,
 }
@@ -104,6 +108,7 @@ impl ProxyState {
             json_depth: config.max_json_depth,
             resume_grace: config.resume_grace.0,
         };
+        let changes = config.state_file.is_some().then(Arc::default);
         let recent = config.admin_listen.map(|_| config.recent_calls);
         let records = Arc::new(Records::new(recent));
         Ok(ProxyState {
@@ -117,6 +122,7 @@ impl ProxyState {
                 config.max_listeners_per_session,
                 limits,
                 Arc::clone(&records),
+                changes.clone(),
             ),
             calls: Arc::new(Count::new(config.max_calls)),
             request_bytes: Arc::new(Count::new(config.max_request_bytes)),
@@ -126,6 +132,7 @@ impl ProxyState {
             refused_sockets: Arc::new(Semaphore::new(config.max_refused_sockets)),
             tasks: TaskTracker::new(),
             draining: AtomicBool::new(false),
+            changes,
             closing: CancellationToken::new(),
             config,
         })
@@ -181,6 +188,7 @@ struct Peer {
 pub struct Server {
     listener: TcpListener,
     admin: Option<TcpListener>,
+    state_file: Option<StateFile>,
     state: Arc<ProxyState>,
 }
 
@@ -201,10 +209,21 @@ impl Server {
     /// Serves on listeners that are bound already; the second one is the operator's.
     ///
     /// # Errors
-    /// If the listener has no address.
+    /// If the listener has no address, or a file that the settings name cannot be used.
     pub fn new(config: Config, listener: TcpListener, admin: Option<TcpListener>) -> io::Result<Self> {
         let state = ProxyState::new(config, listener.local_addr()?).map_err(io::Error::other)?;
-        Ok(Server { state: Arc::new(state), listener, admin })
+        let state_file = match &state.config.state_file {
+            None => None,
+            Some(path) => {
+                let (file, restored) = StateFile::open(path, &state).map_err(io::Error::other)?;
+                tracing::info!(sessions = restored.sessions, dropped = restored.dropped, "sessions are back");
+                if let Some(aside) = restored.kept_aside {
+                    tracing::error!(kept = %aside.display(), "the state file could not be read to its end");
+                }
+                Some(file)
+            }
+        };
+        Ok(Server { state: Arc::new(state), listener, admin, state_file })
     }
 
     /// What reads the file of tenants again; its answer is a sentence for the log. Bridges of those who are still
@@ -242,7 +261,11 @@ impl Server {
     /// Serves until `shutdown`, and then until the calls in flight have ended or their time is over: new calls are
     /// refused, streams of changes end, calls are finished, bridges are closed with 1012.
     pub async fn run(self, shutdown: CancellationToken) {
-        let Server { listener, admin, state } = self;
+        let Server { listener, admin, state_file, state } = self;
+        let stop_keeping = CancellationToken::new();
+        let keeper = state_file.zip(state.changes.clone()).map(|(file, changes)| {
+            tokio::spawn(state_file::keep(file, changes, Arc::clone(&state), stop_keeping.clone()))
+        });
         let connections = TaskTracker::new();
         let admin = admin.map(|listener| tokio::spawn(serve_operator(listener, Arc::clone(&state))));
         let sweeper = tokio::spawn(sweep(Arc::clone(&state), shutdown.clone()));
@@ -267,6 +290,10 @@ impl Server {
         }
         // It waits for nothing but the token that has just ended.
         let _joined = sweeper.await;
+        stop_keeping.cancel();
+        if let Some(keeper) = keeper {
+            let _joined = keeper.await;
+        }
         if let Some(admin) = admin {
             let _joined = admin.await;
         }

@@ -27,7 +27,7 @@ const LIMITS_OF_BRIDGE: BridgeLimits = BridgeLimits {
 };
 
 fn registry(max_sessions: usize) -> Registry {
-    Registry::new(TTL, max_sessions, 2, LIMITS_OF_BRIDGE, Arc::default())
+    Registry::new(TTL, max_sessions, 2, LIMITS_OF_BRIDGE, Arc::default(), None)
 }
 
 fn create(registry: &Registry, now: Instant) -> Result<Entry, Full> {

@@ -77,6 +77,9 @@ mod node;
 mod noisy;
 /// The program: the demo, exit codes, signals, logs.
 mod program;
+/// Sessions that outlive the process.
+#[cfg(unix)]
+mod restart;
 /// Calls that outlive the socket that carried them.
 mod resume;
 /// The node's screen.

@@ -67,7 +67,7 @@ fn session(features: &'static str) -> Arc<Session> {
                     {{"name":"region","input_schema":{{"properties":{{"r":{{"type":"string","x-mcp-header":"Region"}}}}}}}}]}}"#
         );
         let registration = Registration::parse(&registration, &TOOL_LIMITS).expect("it is a good one");
-        Arc::new(Session::new(registration))
+        Arc::new(Session::new(SessionId::random(), registration))
     };
     let mut sessions = SESSIONS.lock().unwrap_or_else(PoisonError::into_inner);
     Arc::clone(sessions.entry(features).or_insert_with(register))

@@ -18,7 +18,7 @@ mod state;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
 use tokio::sync::{mpsc, oneshot};
@@ -254,6 +254,19 @@ impl Bridge {
                 ended: None,
             }),
         }
+    }
+
+    /// The same for a session of an earlier process. Sockets and calls are counted on from where that one cannot have
+    /// been, so that nobody takes a new call for an old one.
+    pub fn restored(self) -> Self {
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        {
+            let mut state = self.state();
+            state.epoch = since.as_secs();
+            // Small enough for a double, as JavaScript has it.
+            state.number = u64::try_from(since.as_micros()).unwrap_or_default();
+        }
+        self
     }
 
     /// What the app opted in to.

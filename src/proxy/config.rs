@@ -48,6 +48,8 @@ pub struct Config {
     pub allow_open: bool,
     /// A file with further tenants.
     pub tenants_file: Option<PathBuf>,
+    /// Where sessions are kept beyond the process's life; nowhere without it.
+    pub state_file: Option<PathBuf>,
     /// Every session has a secret, whether its app asks for one or not.
     pub require_session_secret: bool,
     /// Which clients' closed connections cancel their call.
@@ -178,6 +180,7 @@ impl Default for Config {
             allowed_origins: Vec::new(),
             allow_open: false,
             tenants_file: None,
+            state_file: None,
             require_session_secret: false,
             cancel_on_disconnect: CancelOnDisconnect::All,
             legacy_sse: false,

@@ -369,6 +369,8 @@ pub struct Metrics {
     pub results_ignored: Counter,
     /// Frames that were no valid bridge messages.
     pub bad_frames: Counter,
+    /// Attempts to write the state file that failed.
+    pub state_file_errors: Counter,
 }
 
 impl Default for Metrics {
@@ -393,6 +395,7 @@ impl Default for Metrics {
             limits: Counters::default(),
             results_ignored: Counter::default(),
             bad_frames: Counter::default(),
+            state_file_errors: Counter::default(),
         }
     }
 }

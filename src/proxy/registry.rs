@@ -13,6 +13,7 @@ use crate::proxy::bridge::{Bridge, BridgeLimits, CallError};
 use crate::proxy::metrics::{Limit, SessionEnd};
 use crate::proxy::records::Records;
 use crate::proxy::session::{Registration, Session, ToolSet};
+use crate::proxy::state_file::Changes;
 use crate::proxy::tenants::{AppCaller, Client, Count, Tenant};
 
 /// How often expired sessions are swept out. An expired session is also gone when it is asked for.
@@ -27,6 +28,8 @@ pub struct Registry {
     max_listeners: usize,
     limits: BridgeLimits,
     records: Arc<Records>,
+    /// Who writes them down, if anybody does.
+    changes: Option<Arc<Changes>>,
 }
 
 /// A session: what was registered, and its live half. Cheap to clone.
@@ -107,8 +110,17 @@ impl Registry {
         max_listeners: usize,
         limits: BridgeLimits,
         records: Arc<Records>,
+        changes: Option<Arc<Changes>>,
     ) -> Self {
-        Registry { entries: DashMap::new(), count: Count::new(max_sessions), ttl, max_listeners, limits, records }
+        Registry {
+            entries: DashMap::new(),
+            count: Count::new(max_sessions),
+            ttl,
+            max_listeners,
+            limits,
+            records,
+            changes,
+        }
     }
 
     /// How many sessions there are.
@@ -131,15 +143,32 @@ impl Registry {
             self.sweep(now);
             self.take_place(&owner.tenant).inspect_err(|full| self.records.limit(full.limit()))?;
         }
-        let session = Session::new(registration);
-        let bridge = Bridge::new(
-            session.id,
-            session.registration.spelling,
-            session.registration.features,
-            self.limits,
-            Arc::clone(&self.records),
-            now,
-        );
+        let session = Session::new(SessionId::random(), registration);
+        let bridge = self.bridge(&session, now);
+        let entry = self.insert(session, bridge, owner);
+        self.tell_change(entry.session.id);
+        Ok(entry)
+    }
+
+    /// Adds a session of an earlier process.
+    ///
+    /// # Errors
+    /// [`Full`] if there are too many.
+    pub fn restore(&self, id: SessionId, registration: Registration, owner: Owner, now: Instant) -> Result<(), Full> {
+        self.take_place(&owner.tenant)?;
+        let session = Session::new(id, registration);
+        let bridge = self.bridge(&session, now).restored();
+        self.insert(session, bridge, owner);
+        Ok(())
+    }
+
+    fn bridge(&self, session: &Session, now: Instant) -> Bridge {
+        let registration = &session.registration;
+        let records = Arc::clone(&self.records);
+        Bridge::new(session.id, registration.spelling, registration.features, self.limits, records, now)
+    }
+
+    fn insert(&self, session: Session, bridge: Bridge, owner: Owner) -> Entry {
         let entry = Entry {
             session: Arc::new(session),
             bridge: Arc::new(bridge),
@@ -147,7 +176,13 @@ impl Registry {
             owner: Arc::new(owner),
         };
         self.entries.insert(entry.session.id, entry.clone());
-        Ok(entry)
+        entry
+    }
+
+    fn tell_change(&self, id: SessionId) {
+        if let Some(changes) = &self.changes {
+            changes.tell(id);
+        }
     }
 
     fn take_place(&self, tenant: &Tenant) -> Result<(), Full> {
@@ -191,6 +226,7 @@ impl Registry {
         entry.session = Arc::new(entry.session.with_tools(tools));
         entry.bridge.touch(now);
         if is_news {
+            self.tell_change(id);
             entry.listeners.tell_change();
         }
         true
@@ -271,6 +307,7 @@ impl Registry {
 
     fn remove(&self, id: SessionId) -> Option<Entry> {
         let (_, entry) = self.entries.remove(&id)?;
+        self.tell_change(id);
         self.count.give_back();
         entry.owner.tenant.sessions().give_back();
         entry.listeners.end();

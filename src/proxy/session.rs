@@ -69,10 +69,10 @@ pub struct Session {
 }
 
 impl Session {
-    /// A session with a new id.
-    pub fn new(registration: Registration) -> Self {
+    /// A session of this id.
+    pub fn new(id: SessionId, registration: Registration) -> Self {
         let server_info = crate::mcp::server_info(registration.device_name.as_deref());
-        Session { id: SessionId::random(), registration, server_info }
+        Session { id, registration, server_info }
     }
 
     /// The same session with other tools.
@@ -262,6 +262,30 @@ impl Registration {
             wants_mcp_token: flag("want_mcp_token", members.mcp_token)?,
             tools: ToolSet::parse(members.tools.unwrap_or("[]"), limits)?,
         })
+    }
+}
+
+impl Registration {
+    /// A body that says the same, with each tool as MCP clients get it.
+    pub fn to_body(&self) -> String {
+        let device_id = match self.spelling {
+            Spelling::Snake => "device_id",
+            Spelling::Camel => "deviceId",
+        };
+        let members = serde_json::json!({
+            device_id: self.device_id,
+            "device_name": self.device_name,
+            "app_version": self.app_version,
+            "instructions": self.instructions,
+            "bridge_features": self.features.names(),
+            "want_session_secret": self.wants_session_secret,
+            "want_mcp_token": self.wants_mcp_token,
+        });
+        let mut body = members.to_string();
+        body.truncate(body.len() - 1);
+        // Rendered from text.
+        let tools = std::str::from_utf8(self.tools.modern_list()).unwrap_or("[]");
+        format!("{body},\"tools\":{tools}}}")
     }
 }
 

@@ -434,6 +434,11 @@ impl Tenants {
         self.table().clients.anybody.is_none()
     }
 
+    /// The tenant of this name.
+    pub fn named(&self, name: &str) -> Option<Arc<Tenant>> {
+        self.table().tenants.iter().find(|tenant| *tenant.name == *name).cloned()
+    }
+
     /// All of them.
     pub fn all(&self) -> Vec<Arc<Tenant>> {
         self.table().tenants.clone()

@@ -90,7 +90,9 @@ impl Collector for Proxy {
         )?;
         writer.counters("limit_reached", "How often a setting's limit was met", "limit", &metrics.limits)?;
         writer.counter("results_ignored", "Results for no call in flight", &metrics.results_ignored)?;
-        writer.counter("bad_frames", "Frames that were no valid bridge messages", &metrics.bad_frames)
+        writer.counter("bad_frames", "Frames that were no valid bridge messages", &metrics.bad_frames)?;
+        let failed = &metrics.state_file_errors;
+        writer.counter("state_file_errors", "Attempts to write the state file that failed", failed)
     }
 }
 
