@@ -215,7 +215,7 @@ pub struct AnswerSettings {
 #[derive(Debug)]
 pub enum Answer<C> {
     /// A whole JSON body.
-    Json(StatusCode, Vec<u8>),
+    Json(StatusCode, Bytes),
     /// A list of tools as it is kept, between the beginning and the end of a JSON body.
     List([Bytes; 3]),
     /// The events of a call that is still running.
@@ -248,7 +248,7 @@ impl Request<'_> {
 
     /// An error answer to this request.
     pub fn error<C>(&self, status: StatusCode, code: i64, message: &str) -> Answer<C> {
-        Answer::Json(status, jsonrpc::error(Some(self.id), code, message, None))
+        Answer::Json(status, jsonrpc::error(Some(self.id), code, message, None).into())
     }
 }
 
@@ -261,6 +261,9 @@ fn error_status(era: Era, code: i64) -> StatusCode {
     }
 }
 
+/// An answer of so many bytes is given to the connection, and its call ends there.
+const SMALL_ANSWER: usize = 16 * 1024;
+
 /// The data of an error that passes by itself.
 const RETRY_SOON: &str = r#"{"retryAfterMs":1000}"#;
 
@@ -272,12 +275,12 @@ pub async fn dispatch<T: Tools>(
 ) -> Answer<T::Call> {
     let era = match era(request) {
         Ok(era) => era,
-        Err((status, body)) => return Answer::Json(status, body),
+        Err((status, body)) => return Answer::Json(status, body.into()),
     };
     match (request.method, era) {
-        ("initialize", Era::Legacy(_)) => Answer::Json(StatusCode::OK, initialize(request, tools)),
-        ("ping", Era::Legacy(_)) => Answer::Json(StatusCode::OK, jsonrpc::result(request.id, b"{}")),
-        ("server/discover", Era::Modern(_)) => Answer::Json(StatusCode::OK, discover(request, tools)),
+        ("initialize", Era::Legacy(_)) => Answer::Json(StatusCode::OK, initialize(request, tools).into()),
+        ("ping", Era::Legacy(_)) => Answer::Json(StatusCode::OK, jsonrpc::result(request.id, b"{}").into()),
+        ("server/discover", Era::Modern(_)) => Answer::Json(StatusCode::OK, discover(request, tools).into()),
         ("tools/list", _) => list(request, era, tools),
         ("tools/call", _) => call(request, era, tools, settings).await,
         ("subscriptions/listen", Era::Modern(_)) => subscribe(request, era, tools, settings),
@@ -466,16 +469,16 @@ async fn call<T: Tools>(
     let call = CallParams { id: request.id, name: &name, arguments, era, params, progress: token.is_some() };
     let mut call = match tools.call(call) {
         Ok(call) => call,
-        Err(NotCalled::Failed(error)) => return Answer::Json(StatusCode::OK, shape.failed(request.id, &error)),
+        Err(NotCalled::Failed(error)) => return Answer::Json(StatusCode::OK, shape.failed(request.id, &error).into()),
         Err(NotCalled::Overloaded(status, message)) => {
             let code = i64::from(status.as_u16());
             let body = jsonrpc::error(Some(request.id), code, &message, Some(RETRY_SOON));
-            return Answer::Json(status, body);
+            return Answer::Json(status, body.into());
         }
     };
     let stream_at = Instant::now() + settings.stream_after;
     let first = match call.next(stream_at).await {
-        Event::Ended(reply) => return ended(request, &shape, &reply),
+        Event::Ended(reply) => return ended(request, &shape, &reply, call),
         Event::Quiet => None,
         Event::Progress(progress) => Some(progress),
     };
@@ -485,7 +488,7 @@ async fn call<T: Tools>(
     // A client that takes no stream waits for the whole answer; the call's own deadline ends the wait.
     loop {
         if let Event::Ended(reply) = call.next(Instant::now() + settings.keep_alive).await {
-            return ended(request, &shape, &reply);
+            return ended(request, &shape, &reply, call);
         }
     }
 }
@@ -526,7 +529,21 @@ fn subscribe<T: Tools>(
     }
 }
 
-fn ended<C>(request: &Request<'_>, shape: &Shape, reply: &Reply) -> Answer<C> {
+fn ended<C: Call>(request: &Request<'_>, shape: &Shape, reply: &Reply, call: C) -> Answer<C> {
     let (status, body) = shape.response(request.id, reply);
-    Answer::Json(status, body)
+    Answer::Json(status, kept(body, call))
+}
+
+/// A call's answer. A large one keeps the call, and what it has of the memory, until it has been sent.
+fn kept<C: Call>(answer: Vec<u8>, call: C) -> Bytes {
+    struct Kept<C> {
+        answer: Vec<u8>,
+        _call: C,
+    }
+    impl<C> AsRef<[u8]> for Kept<C> {
+        fn as_ref(&self) -> &[u8] {
+            &self.answer
+        }
+    }
+    if answer.len() <= SMALL_ANSWER { answer.into() } else { Bytes::from_owner(Kept { answer, _call: call }) }
 }

@@ -143,6 +143,10 @@ pub enum Close {
     Stalled,
     /// A message was too large.
     TooLarge,
+    /// A message took too long to arrive.
+    TooSlow,
+    /// There was no room in memory for a message.
+    NoRoom,
 }
 
 impl Close {
@@ -150,9 +154,10 @@ impl Close {
     pub fn code(self) -> u16 {
         match self {
             Close::Deleted => 1000,
-            Close::Policy | Close::Silent | Close::Stalled => 1008,
+            Close::Policy | Close::Silent | Close::Stalled | Close::TooSlow => 1008,
             Close::TooLarge => 1009,
             Close::Restart => 1012,
+            Close::NoRoom => 1013,
             Close::Unauthorized => 4401,
             Close::UnknownSession => 4404,
             Close::AlreadyConnected | Close::Replaced => 4409,
@@ -172,6 +177,8 @@ impl Close {
             Close::Silent => "No frame arrived for two ping intervals.",
             Close::Stalled => "The app did not read what was sent to it.",
             Close::TooLarge => "A message was larger than allowed.",
+            Close::TooSlow => "A message took too long to arrive.",
+            Close::NoRoom => "There is no room in memory for a message now; connect again.",
         }
     }
 }

@@ -14,6 +14,7 @@ pub mod cors;
 pub mod error;
 pub mod gate;
 pub mod mcp;
+pub mod memory;
 pub mod metrics;
 pub mod rates;
 pub mod records;
@@ -158,6 +159,8 @@ impl ProxyState {
             ping: self.config.ping.0,
             probe: self.config.probe.0,
             max_message_bytes: self.config.max_bridge_message_bytes,
+            message_timeout: self.config.message_timeout.0,
+            write_stall: self.config.write_stall.0,
             max_bad_frames: self.config.max_bad_frames,
         }
     }

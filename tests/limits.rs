@@ -328,11 +328,11 @@ async fn a_client_that_takes_nothing_of_its_answer_is_dropped() {
     socket.set_recv_buffer_size(4096).unwrap();
     let mut stream = socket.connect(([127, 0, 0, 1], server.port).into()).await.unwrap();
     stream.write_all(request.as_bytes()).await.unwrap();
-    bridge.answer_next(&format!(r#""ok":true,"content":"{}""#, "x".repeat(9_000_000))).await;
+    bridge.answer_next(&format!(r#""ok":true,"content":"{}""#, "x".repeat(5_000_000))).await;
     tokio::time::sleep(Duration::from_secs(2)).await;
     let mut answer = Vec::new();
     let _reset = soon(stream.read_to_end(&mut answer)).await;
-    assert!(answer.starts_with(b"HTTP/1.1 200") && answer.len() < 9_000_000, "{} bytes came", answer.len());
+    assert!(answer.starts_with(b"HTTP/1.1 200") && answer.len() < 5_000_000, "{} bytes came", answer.len());
 }
 
 #[tokio::test]
@@ -482,4 +482,168 @@ async fn few_sockets_are_open_only_to_be_refused() {
         server.raw(upgrade("wrong").as_bytes(), Duration::from_millis(300)).await.starts_with("HTTP/1.1 101")
     })
     .await;
+}
+
+/// The beginning of a WebSocket text frame of `length` bytes, masked with zeros, with `sent` of its bytes.
+fn begun_frame(length: usize, sent: usize) -> Vec<u8> {
+    let mut frame = vec![0x81];
+    match u16::try_from(length) {
+        Ok(length) => {
+            frame.push(0x80 | 126);
+            frame.extend_from_slice(&length.to_be_bytes());
+        }
+        Err(_) => {
+            frame.push(0x80 | 127);
+            frame.extend_from_slice(&(length as u64).to_be_bytes());
+        }
+    }
+    frame.extend_from_slice(&[0; 4]);
+    frame.resize(frame.len() + sent, b' ');
+    frame
+}
+
+/// What the server's operator sees.
+async fn status(server: &TestServer) -> serde_json::Value {
+    send(http().get(format!("{}/status.json", server.admin.as_ref().unwrap()))).await.json()
+}
+
+/// How many bytes of requests and messages are in memory.
+async fn in_memory(server: &TestServer) -> u64 {
+    status(server).await["request_bytes"]["now"].as_u64().unwrap()
+}
+
+async fn write_raw(bridge: &mut crate::support::Bridge, bytes: &[u8]) {
+    soon(bridge.socket.get_mut().write_all(bytes)).await.unwrap();
+}
+
+#[tokio::test]
+async fn messages_that_arrive_count_among_the_bytes_in_memory() {
+    let settings =
+        [("MAX_REQUEST_BYTES_PER_TENANT", "50000"), ("WRITE_STALL_SECONDS", "1"), ("ADMIN_LISTEN", "127.0.0.1:0")];
+    let server = TestServer::start(&[&SMALL_BODIES[..], &settings].concat()).await;
+    let [first, second, third] =
+        [App::register(&server).await, App::register(&server).await, App::register(&server).await];
+    let [mut one, mut two, mut three] = [first.connect().await, second.connect().await, third.connect().await];
+    write_raw(&mut one, &begun_frame(100_000, 30_000)).await;
+    let call = |bytes: usize| {
+        let client = third.client();
+        tokio::spawn(async move { client.post(call_of(bytes)).await })
+    };
+    // What has come of it leaves room for a small request and none for a large one.
+    until(async || in_memory(&server).await >= 30_000).await;
+    assert_eq!(third.client().post(call_of(20_000)).await.status, 429);
+    let small = call(16_000);
+    three.answer_next(r#""ok":true,"content":"small""#).await;
+    assert_eq!(small.await.unwrap().tool_text(), "small");
+    // A second message waits for room. It gets it once the first is gone.
+    write_raw(&mut two, &begun_frame(40_000, 30_000)).await;
+    drop(one);
+    first.wait_connected(false).await;
+    write_raw(&mut two, &[b' '; 10_000]).await;
+    let answered = second.client().spawn_call("1", "echo", "{}");
+    loop {
+        let frame = two.recv().await;
+        if frame["type"] == "invoke_tool" {
+            two.answer(frame["request_id"].as_str().unwrap(), r#""ok":true,"content":"still there""#).await;
+            break;
+        }
+    }
+    assert_eq!(answered.await.unwrap().tool_text(), "still there");
+    // And where there is none, it waits no longer than the clock allows.
+    write_raw(&mut two, &begun_frame(100_000, 40_000)).await;
+    until(async || in_memory(&server).await >= 40_000).await;
+    write_raw(&mut three, &begun_frame(100_000, 40_000)).await;
+    assert_eq!(three.closed().await.0, 1013);
+    second.wait_connected(true).await;
+}
+
+#[tokio::test]
+async fn a_result_without_room_fails_its_call_and_not_the_bridge() {
+    let settings = [("MAX_REQUEST_BYTES_PER_TENANT", "50000"), ("ADMIN_LISTEN", "127.0.0.1:0")];
+    let server = TestServer::start(&[&SMALL_BODIES[..], &settings].concat()).await;
+    let app = App::register(&server).await;
+    let other = App::register(&server).await;
+    let (mut bridge, mut holding) = (app.connect().await, other.connect().await);
+    write_raw(&mut holding, &begun_frame(100_000, 20_000)).await;
+    until(async || in_memory(&server).await >= 20_000).await;
+    let call = app.client().spawn_call("1", "echo", "{}");
+    bridge.answer_next(&format!(r#""ok":true,"content":"{}""#, "x".repeat(31_000))).await;
+    let lost = call.await.unwrap();
+    assert!(lost.is_tool_error() && lost.tool_text().contains("limit: 50000 bytes"), "{}", lost.text);
+    for bytes in [16_000, 29_000] {
+        let call = app.client().spawn_call("1", "echo", "{}");
+        bridge.answer_next(&format!(r#""ok":true,"content":"{}""#, "x".repeat(bytes))).await;
+        assert_eq!(call.await.unwrap().tool_text().len(), bytes);
+    }
+}
+
+#[tokio::test]
+async fn a_result_counts_until_its_client_has_it() {
+    let settings = [
+        ("MAX_REQUEST_BYTES_PER_TENANT", "9000000"),
+        ("WRITE_STALL_SECONDS", "600"),
+        ("STREAM_AFTER_SECONDS", "60"),
+        ("ADMIN_LISTEN", "127.0.0.1:0"),
+    ];
+    let server = TestServer::start(&settings).await;
+    let app = App::register(&server).await;
+    let mut bridge = app.connect().await;
+    let path = app.mcp_url.split_once(&format!(":{}", server.port)).unwrap().1;
+    let body = call_of(200);
+    let head = format!(
+        "POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    );
+    for accept in ["application/json", "text/event-stream"] {
+        let head = head.replace("\r\n\r\n", &format!("\r\nAccept: {accept}\r\n\r\n"));
+        // It takes in little by itself.
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.set_recv_buffer_size(4096).unwrap();
+        let mut unread = socket.connect(([127, 0, 0, 1], server.port).into()).await.unwrap();
+        unread.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
+        let large = format!(r#""ok":true,"content":"{}""#, "x".repeat(5_000_000));
+        bridge.answer_next(&large).await;
+        until(async || in_memory(&server).await > 5_000_000).await;
+        // Large answers take their time in an unoptimized build.
+        let call = || {
+            let request = app.client().request(call_of(200));
+            tokio::spawn(async move { request.send().await.unwrap().text().await.unwrap() })
+        };
+        let met = async || status(&server).await["limits"]["max_request_bytes_per_tenant"].as_u64().unwrap();
+        let met_before = met().await;
+        let second = call();
+        let (id, _, _) = bridge.invoked().await;
+        // What is still arriving waits until the first client has read; what is there already has no room.
+        let reading = async {
+            until(async || met().await > met_before).await;
+            let was_there = second.is_finished();
+            let (mut read, mut piece) = (0, vec![0; 1 << 20]);
+            while read < 5_000_000 {
+                read += soon(unread.read(&mut piece)).await.unwrap();
+            }
+            was_there
+        };
+        let ((), was_there) = tokio::join!(bridge.answer(&id, &large), reading);
+        let second = second.await.unwrap();
+        assert!(second.len() > 5_000_000 && !was_there || second.contains("its result is lost"), "{accept}");
+        until(async || in_memory(&server).await == 0).await;
+    }
+}
+
+#[tokio::test]
+async fn a_message_may_not_take_for_ever() {
+    let server = TestServer::start(&[("MESSAGE_TIMEOUT_SECONDS", "1"), ("PING_SECONDS", "0.2")]).await;
+    let app = App::register(&server).await;
+    let mut bridge = app.connect().await;
+    write_raw(&mut bridge, &begun_frame(1_000, 100)).await;
+    // It goes on arriving, so it is not silent. Nothing is read as a WebSocket: a pong would stand inside the message.
+    let mut told = Vec::new();
+    while !String::from_utf8_lossy(&told).contains("A message took too long to arrive.") {
+        let reading = bridge.socket.get_mut().read_buf(&mut told);
+        if let Ok(read) = tokio::time::timeout(Duration::from_millis(100), reading).await {
+            assert!(read.unwrap() > 0, "{:?}", String::from_utf8_lossy(&told));
+            continue;
+        }
+        write_raw(&mut bridge, b" ").await;
+    }
 }

@@ -96,7 +96,7 @@ fn receive(text: &str, frame: &Result<FromApp<'_>, BadFrame<'_>>, is_featured: b
         // An earlier socket's words count for nothing.
         let stale = Bytes::copy_from_slice(text.as_bytes());
         let copy = std::str::from_utf8(&stale).expect("it is a copy of a text");
-        assert_eq!(world.bridge.receive(world.epoch - 1, &stale, copy, world.now), Received::Done);
+        assert_eq!(world.bridge.receive(world.epoch - 1, &stale, copy, Ok(None), world.now), Received::Done);
         assert_eq!(in_flight(), 1);
 
         let received = world.say(text);

@@ -98,7 +98,7 @@ impl World {
     pub(super) fn say<'a>(&self, text: &'a str) -> Received<'a> {
         let message = Bytes::copy_from_slice(text.as_bytes());
         let copy = std::str::from_utf8(&message).expect("it is a copy of a text");
-        match self.bridge.receive(self.epoch, &message, copy, self.now) {
+        match self.bridge.receive(self.epoch, &message, copy, Ok(None), self.now) {
             Received::Done => Received::Done,
             Received::Bad(why) => Received::Bad(why),
             Received::UpdateTools(tools) => {

@@ -50,27 +50,27 @@ impl<C: Call> CallStream<C> {
     /// The bytes of the stream.
     pub fn into_bytes(self) -> impl Stream<Item = Result<Bytes, Infallible>> + Send {
         unfold(State::Start(self), |state| async {
-            let (chunk, state) = match state {
+            let (chunk, state): (Bytes, _) = match state {
                 // Something is sent at once, so that the client sees the headers.
                 State::Start(mut stream) => {
                     let chunk = match stream.first.take() {
                         Some(progress) => stream.progress(&progress),
                         None => KEEP_ALIVE.to_vec(),
                     };
-                    (chunk, State::Running(stream))
+                    (chunk.into(), State::Running(stream))
                 }
                 State::Running(mut stream) => match stream.call.next(Instant::now() + stream.keep_alive).await {
-                    Event::Quiet => (KEEP_ALIVE.to_vec(), State::Running(stream)),
-                    Event::Progress(progress) => (stream.progress(&progress), State::Running(stream)),
+                    Event::Quiet => (Bytes::from_static(KEEP_ALIVE), State::Running(stream)),
+                    Event::Progress(progress) => (stream.progress(&progress).into(), State::Running(stream)),
                     Event::Ended(reply) => {
                         // The status line has been sent: an error's own status is lost, its code is not.
                         let (_, body) = stream.shape.response(&stream.id, &reply);
-                        (event(&body), State::Ended)
+                        (super::kept(event(&body), stream.call), State::Ended)
                     }
                 },
                 State::Ended => return None,
             };
-            Some((Ok(Bytes::from(chunk)), state))
+            Some((Ok(chunk), state))
         })
     }
 

@@ -33,6 +33,7 @@ use crate::proxy::bridge::socket::{self, Life};
 use crate::proxy::connection::ClientStream;
 use crate::proxy::error::{ApiError, respond};
 use crate::proxy::gate;
+use crate::proxy::memory::Share;
 use crate::proxy::metrics::{Limit, SessionEnd};
 use crate::proxy::registry::{Entry, Full, Owner};
 use crate::proxy::session::{Registration, Rejected, ToolSet, tools_member};
@@ -252,7 +253,8 @@ pub async fn bridge(State(state): State<Arc<ProxyState>>, mut request: Request) 
                         Life::Attached { epoch } => state.records.bridge_attached(&who, epoch, ip),
                         Life::Detached { epoch, end, since } => state.records.bridge_detached(&who, epoch, end, since),
                     };
-                    socket::run(websocket, newcomer, settings, update, tell).await;
+                    let room = Share::new(Some(&who.tenant), &state.request_bytes);
+                    socket::run(websocket, newcomer, settings, room, update, tell).await;
                 }
             }
         }

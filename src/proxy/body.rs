@@ -19,78 +19,12 @@ use http_body_util::BodyExt;
 use crate::proxy::ProxyState;
 use crate::proxy::config::Config;
 use crate::proxy::gate::Refusal;
+use crate::proxy::memory::{NoRoom, Share};
 use crate::proxy::metrics::Limit;
-use crate::proxy::tenants::{Count, Tenant};
+use crate::proxy::tenants::Tenant;
 
 /// How much of a body over the limit is still read, in limits, so that its sender gets to read the answer.
 const DISCARDED_LIMITS: usize = 4;
-
-/// Requests up to here are not counted among the bytes in memory: the number of connections bounds those. So the
-/// large requests of some do not keep the small ones of others out.
-const UNCOUNTED_BYTES: usize = 16 * 1024;
-
-/// Bytes that count among those that a tenant's requests, and everybody's, keep in memory, until this is dropped.
-#[derive(Debug)]
-pub struct Share {
-    bytes: usize,
-    tenant: Option<Arc<Tenant>>,
-    all: Arc<Count>,
-}
-
-/// The requests in memory leave no room for another one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NoRoom {
-    /// The tenant's.
-    Tenant(usize),
-    /// Everybody's.
-    Everybody(usize),
-}
-
-impl Share {
-    fn new(tenant: Option<&Arc<Tenant>>, all: &Arc<Count>) -> Self {
-        Share { bytes: 0, tenant: tenant.cloned(), all: Arc::clone(all) }
-    }
-
-    /// Counts `bytes` of a request.
-    ///
-    /// # Errors
-    /// [`NoRoom`], if the tenant's or all requests together keep too many then.
-    pub fn take(bytes: usize, tenant: &Arc<Tenant>, all: &Arc<Count>) -> Result<Self, NoRoom> {
-        let mut share = Share::new(Some(tenant), all);
-        share.grow_to(bytes)?;
-        Ok(share)
-    }
-
-    fn grow_to(&mut self, bytes: usize) -> Result<(), NoRoom> {
-        let more = if bytes > UNCOUNTED_BYTES { bytes.saturating_sub(self.bytes) } else { 0 };
-        let own = self.tenant.as_ref().map(|tenant| tenant.request_bytes());
-        if let Some(own) = own {
-            own.take_some(more).map_err(|full| NoRoom::Tenant(full.limit))?;
-        }
-        self.all.take_some(more).map_err(|full| {
-            if let Some(own) = own {
-                own.give_back_some(more);
-            }
-            NoRoom::Everybody(full.limit)
-        })?;
-        self.bytes += more;
-        Ok(())
-    }
-
-    fn release(&mut self) {
-        if let Some(tenant) = &self.tenant {
-            tenant.request_bytes().give_back_some(self.bytes);
-        }
-        self.all.give_back_some(self.bytes);
-        self.bytes = 0;
-    }
-}
-
-impl Drop for Share {
-    fn drop(&mut self) {
-        self.release();
-    }
-}
 
 /// A request's whole body, and its share of the memory.
 #[derive(Debug)]
@@ -107,24 +41,13 @@ impl Deref for Held {
     }
 }
 
-impl NoRoom {
-    /// The bound that was met.
-    pub fn limit(self) -> Limit {
-        match self {
-            NoRoom::Tenant(_) => Limit::RequestBytesPerTenant,
-            NoRoom::Everybody(_) => Limit::RequestBytes,
-        }
-    }
-}
-
 impl From<NoRoom> for Refusal {
     fn from(no_room: NoRoom) -> Self {
-        let (status, whose, limit) = match no_room {
-            NoRoom::Tenant(limit) => (StatusCode::TOO_MANY_REQUESTS, " of this tenant", limit),
-            NoRoom::Everybody(limit) => (StatusCode::SERVICE_UNAVAILABLE, "", limit),
+        let status = match no_room {
+            NoRoom::Tenant(_) => StatusCode::TOO_MANY_REQUESTS,
+            NoRoom::Everybody(_) => StatusCode::SERVICE_UNAVAILABLE,
         };
-        let message = format!("Too many bytes of requests{whose} are in memory (limit: {limit} bytes). Retry in 1 s.");
-        Refusal { status, message }
+        Refusal { status, message: no_room.to_string() }
     }
 }
 

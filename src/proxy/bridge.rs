@@ -23,13 +23,14 @@ use std::time::{Duration, Instant, SystemTime};
 use bytes::Bytes;
 use tokio::sync::{mpsc, oneshot};
 
-use state::{Attached, Outgoing, Parked, Pending, ProgressPipe, State};
+use state::{Attached, Ended, Outgoing, Parked, Pending, ProgressPipe, State};
 
 use crate::cancel::{Tombstones, same_id};
 use crate::mcp::{Event, Progress, Reply};
 use crate::protocol::{
     self, Answer, BadFrame, CallRef, CancelReason, Close, Context, Features, FromApp, Invoke, SessionId, Spelling,
 };
+use crate::proxy::memory::{NoRoom, Share};
 use crate::proxy::metrics::{CallEnd, Limit};
 use crate::proxy::records::Records;
 
@@ -101,6 +102,9 @@ pub enum CallError {
         /// The limit.
         limit: usize,
     },
+    /// There is no room in memory for the result.
+    #[error("The tool ran, and its result is lost. {0}")]
+    NoRoom(NoRoom),
     /// The app's answer cannot be used.
     #[error("The app's answer is not usable. {0}")]
     Malformed(String),
@@ -121,6 +125,8 @@ impl CallError {
             CallError::Busy(_) | CallError::BusyBytes(_) => CallEnd::Busy,
             CallError::QueueFull(_) => CallEnd::QueueFull,
             CallError::TooLarge { .. } => CallEnd::ResultTooLarge,
+            CallError::NoRoom(NoRoom::Tenant(_)) => CallEnd::TenantBusy,
+            CallError::NoRoom(NoRoom::Everybody(_)) => CallEnd::ProxyBusy,
             CallError::Malformed(_) => CallEnd::Malformed,
         }
     }
@@ -339,6 +345,7 @@ impl Bridge {
             bridge: Arc::clone(self),
             number,
             reply: receiver,
+            room: None,
             reports,
             deadline,
             timeout,
@@ -556,8 +563,16 @@ impl Bridge {
         self.state().sign_of_life(epoch, now);
     }
 
-    /// Takes in a text frame of the socket of `epoch`. `text` must be the whole of `message`.
-    pub fn receive<'a>(&self, epoch: u64, message: &Bytes, text: &'a str, now: Instant) -> Received<'a> {
+    /// Takes in a text frame of the socket of `epoch`. `text` must be the whole of `message`, and `room` is what it has
+    /// of the memory.
+    pub fn receive<'a>(
+        &self,
+        epoch: u64,
+        message: &Bytes,
+        text: &'a str,
+        room: Result<Option<Share>, NoRoom>,
+        now: Instant,
+    ) -> Received<'a> {
         let frame = FromApp::parse(text, self.limits.json_depth);
         let mut state = self.state();
         if !state.sign_of_life(epoch, now) {
@@ -570,8 +585,14 @@ impl Bridge {
                 Received::Done
             }
             Ok(FromApp::Result { call, answer }) => {
-                let outcome = self.outcome(answer, message);
-                state.resolve(self, &call, outcome, now);
+                let (outcome, room) = match (self.outcome(answer, message), room) {
+                    (Ok(_), Err(no_room)) => {
+                        self.records.limit(no_room.limit());
+                        (Err(CallError::NoRoom(no_room)), None)
+                    }
+                    (outcome, room) => (outcome, room.ok().flatten()),
+                };
+                state.resolve(self, &call, outcome, room, now);
                 Received::Done
             }
             Ok(FromApp::Progress { progress, .. }) if progress.size() > self.limits.progress_bytes => {
@@ -596,7 +617,7 @@ impl Bridge {
                 self.records.metrics.bad_frames.count();
                 let call = if is_unreadable { call.or_else(|| CallRef::find(text, self.session)) } else { call };
                 if let Some(call) = call {
-                    state.resolve(self, &call, Err(CallError::Malformed(message.clone())), now);
+                    state.resolve(self, &call, Err(CallError::Malformed(message.clone())), None, now);
                 }
                 Received::Bad(message)
             }
@@ -669,7 +690,9 @@ fn instance() -> &'static str {
 pub struct Call {
     bridge: Arc<Bridge>,
     number: u64,
-    reply: oneshot::Receiver<(Outcome, Duration)>,
+    reply: oneshot::Receiver<Ended>,
+    /// What the result has of the memory.
+    room: Option<Share>,
     reports: Option<mpsc::Receiver<Progress>>,
     deadline: Instant,
     timeout: Duration,
@@ -707,18 +730,20 @@ impl crate::mcp::Call for Call {
                     outcome = reply => outcome,
                 },
             };
-            Ok(outcome.unwrap_or((Err(CallError::Lost), Duration::ZERO)))
+            Ok(outcome.unwrap_or_else(|_| Ended::without_answer(Err(CallError::Lost))))
         };
-        let (outcome, app_time) = match tokio::time::timeout_at(until.min(self.deadline).into(), wait).await {
-            Ok(Ok(outcome)) => outcome,
-            Ok(Err(progress)) => return Event::Progress(progress),
-            Err(_) if until < self.deadline => return Event::Quiet,
-            Err(_) => {
-                self.abandon(CancelReason::Timeout, true);
-                (Err(CallError::Timeout(self.timeout)), Duration::ZERO)
-            }
-        };
+        let Ended { outcome, app_time, room } =
+            match tokio::time::timeout_at(until.min(self.deadline).into(), wait).await {
+                Ok(Ok(outcome)) => outcome,
+                Ok(Err(progress)) => return Event::Progress(progress),
+                Err(_) if until < self.deadline => return Event::Quiet,
+                Err(_) => {
+                    self.abandon(CancelReason::Timeout, true);
+                    Ended::without_answer(Err(CallError::Timeout(self.timeout)))
+                }
+            };
         self.ended = true;
+        self.room = room;
         self.end = Some(match &outcome {
             Ok(Reply::Content(_) | Reply::Result(_)) => (CallEnd::Ok, Some(app_time)),
             Ok(Reply::Failed(_)) => (CallEnd::ToolError, Some(app_time)),
@@ -838,7 +863,7 @@ mod tests {
             let text = format!(r#"{{"type":"invoke_result","request_id":"{session}:{number}",{rest}}}"#);
             let message = Bytes::from(text);
             let text = std::str::from_utf8(&message).unwrap();
-            assert_eq!(bridge.receive(self.epoch, &message, text, now), Received::Done);
+            assert_eq!(bridge.receive(self.epoch, &message, text, Ok(None), now), Received::Done);
         }
     }
 
@@ -931,7 +956,7 @@ mod tests {
         bridge.end(CallError::Deleted, Close::Deleted);
         assert_eq!(bridge.calls_in_flight(), 0);
         for call in &mut world.calls {
-            let (outcome, _) = call.reply.try_recv().expect("every call ends");
+            let outcome = call.reply.try_recv().expect("every call ends").outcome;
             if let Ok(Reply::Content(content)) = outcome {
                 assert_eq!(content, call.number.to_string(), "its own answer");
             }

@@ -87,6 +87,9 @@ pub struct Config {
     /// How long an app or a client may take nothing of what is sent to it.
     #[serde(rename = "write_stall_seconds")]
     pub write_stall: Seconds,
+    /// How long a message of an app may take from its first byte to its last.
+    #[serde(rename = "message_timeout_seconds")]
+    pub message_timeout: Seconds,
     /// How long a request's headers may take.
     #[serde(rename = "header_timeout_seconds")]
     pub header_timeout: Seconds,
@@ -129,9 +132,9 @@ pub struct Config {
     pub max_calls: usize,
     /// The most bytes that the requests of a session's calls in flight take.
     pub max_call_bytes_per_session: usize,
-    /// The most bytes of a tenant's requests in memory.
+    /// The most bytes of a tenant's requests, and of its apps' messages, in memory.
     pub max_request_bytes_per_tenant: usize,
-    /// The most bytes of requests in memory in all.
+    /// The most bytes of requests and of apps' messages in memory in all.
     pub max_request_bytes: usize,
     /// The most clients that listen to changes of a session's tools.
     pub max_listeners_per_session: usize,
@@ -195,6 +198,7 @@ impl Default for Config {
             probe: Seconds::new(2),
             resume_grace: Seconds::new(15),
             write_stall: Seconds::new(10),
+            message_timeout: Seconds(Duration::from_secs(120)),
             header_timeout: Seconds::new(10),
             idle: Seconds::new(90),
             body_idle: Seconds::new(15),
@@ -384,6 +388,7 @@ impl Config {
             ("PING_SECONDS", self.ping),
             ("PROBE_SECONDS", self.probe),
             ("WRITE_STALL_SECONDS", self.write_stall),
+            ("MESSAGE_TIMEOUT_SECONDS", self.message_timeout),
             ("HEADER_TIMEOUT_SECONDS", self.header_timeout),
             ("IDLE_SECONDS", self.idle),
             ("BODY_IDLE_SECONDS", self.body_idle),

@@ -62,6 +62,8 @@ pub struct ClientStream<S> {
     stall: Option<Pin<Box<Sleep>>>,
     /// When the client last sent anything.
     last_read: Instant,
+    /// How much it has sent.
+    read_bytes: usize,
     /// Runs while the rest of what a client sends is thrown away after our last byte.
     linger: Option<Pin<Box<Sleep>>>,
     lingered: usize,
@@ -88,6 +90,7 @@ impl<S> ClientStream<S> {
             timer: None,
             stall: None,
             last_read: now,
+            read_bytes: 0,
             linger: None,
             lingered: 0,
             rewound: Bytes::new(),
@@ -105,6 +108,11 @@ impl<S> ClientStream<S> {
     /// When the client last sent anything. Bytes are a sign of life before a frame of them is complete.
     pub fn last_read(&self) -> Instant {
         self.last_read
+    }
+
+    /// How many bytes have been read, in all.
+    pub fn read_bytes(&self) -> usize {
+        self.read_bytes
     }
 
     /// When reading must have succeeded, as things are now.
@@ -139,10 +147,13 @@ impl<S: AsyncRead + Unpin> AsyncRead for ClientStream<S> {
             let len = this.rewound.len().min(buf.remaining());
             buf.put_slice(&this.rewound[..len]);
             this.rewound.advance(len);
+            this.read_bytes += len;
             return Poll::Ready(Ok(()));
         }
+        let before = buf.filled().len();
         match Pin::new(&mut this.inner).poll_read(cx, buf) {
             Poll::Ready(result) => {
+                this.read_bytes += buf.filled().len() - before;
                 this.last_read = Instant::now();
                 if this.busy.is_set() {
                     this.head_since = None;

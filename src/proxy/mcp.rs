@@ -24,11 +24,11 @@ use crate::jsonrpc::{self, INVALID_REQUEST, Message, PARSE_ERROR, Params};
 use crate::mcp::listen::{ListenStream, Listeners, TooMany};
 use crate::mcp::{self, Answer, CallParams, Era, Event, NotCalled, Reply, ToolView, Tools, dispatch};
 use crate::protocol::{Context, SESSION_HEADER, SESSION_HEADER_ALIAS, SessionId};
-use crate::proxy::body::{NoRoom, Share};
 use crate::proxy::bridge::{Call, CallError, CallRequest};
 use crate::proxy::config::{CancelOnDisconnect, Config};
 use crate::proxy::error::respond;
 use crate::proxy::gate::{self, Refusal};
+use crate::proxy::memory::{NoRoom, Share};
 use crate::proxy::metrics::{CallEnd, Limit, Side};
 use crate::proxy::records::CallRecord;
 use crate::proxy::registry::Entry;
@@ -226,7 +226,7 @@ async fn batch(state: &Arc<ProxyState>, target: &Target, headers: &HeaderMap, te
     let mut answers: Vec<u8> = Vec::new();
     for (message, answer) in messages.iter().zip(join_all(each).await) {
         let mut answer = match answer {
-            Some(Answer::Json(_, answer)) => answer,
+            Some(Answer::Json(_, answer)) => answer.into(),
             Some(Answer::List(pieces)) => pieces.concat(),
             // Streams are not accepted here, so there is none.
             Some(Answer::Stream(_) | Answer::Listen(_)) | None => continue,
@@ -262,7 +262,7 @@ async fn answer(
                 state.records.limit(Limit::JsonDepth);
             }
             let body = jsonrpc::error(invalid.id, invalid.code, &invalid.message, None);
-            return Some(Answer::Json(StatusCode::BAD_REQUEST, body));
+            return Some(Answer::Json(StatusCode::BAD_REQUEST, body.into()));
         }
     };
     match message {
@@ -276,7 +276,7 @@ async fn answer(
                 }
                 Ok(_) => {}
                 Err((status, code, message)) => {
-                    return Some(Answer::Json(status, jsonrpc::error(None, code, &message, None)));
+                    return Some(Answer::Json(status, jsonrpc::error(None, code, &message, None).into()));
                 }
             }
             None

@@ -120,6 +120,10 @@ label! {
         Stalled = "stalled",
         /// A message was too large.
         TooLarge = "too_large",
+        /// A message took too long.
+        TooSlow = "too_slow",
+        /// There was no room for a message.
+        NoRoom = "no_room",
     }
 }
 
@@ -218,6 +222,8 @@ impl From<Close> for BridgeEnd {
             Close::Silent => BridgeEnd::Silent,
             Close::Stalled => BridgeEnd::Stalled,
             Close::TooLarge => BridgeEnd::TooLarge,
+            Close::TooSlow => BridgeEnd::TooSlow,
+            Close::NoRoom => BridgeEnd::NoRoom,
         }
     }
 }

@@ -38,7 +38,7 @@ pub(super) async fn answer(
     let request = mcp::Request { id, method: &method, params: &params, headers, accepts_stream: false };
     let tools = Lent { dispatcher, transport, list: dispatcher.list().into() };
     match mcp::dispatch(&request, Some(&tools), &SETTINGS).await {
-        mcp::Answer::Json(status, body) => (status, body),
+        mcp::Answer::Json(status, body) => (status, body.into()),
         mcp::Answer::List(pieces) => (StatusCode::OK, pieces.concat()),
         mcp::Answer::Stream(_) | mcp::Answer::Listen(_) => unreachable!("streams are not accepted"),
     }

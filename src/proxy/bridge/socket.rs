@@ -21,6 +21,7 @@ use tokio_websockets::{CloseCode, Config as CodecConfig, Limits, Message, Server
 use crate::protocol::{self, Close};
 use crate::proxy::bridge::{Attempt, Bridge, Grace, Next, Received};
 use crate::proxy::connection::ClientStream;
+use crate::proxy::memory::Share;
 use crate::proxy::metrics::BridgeEnd;
 
 /// How long a closing handshake may take before the socket is dropped.
@@ -33,6 +34,8 @@ const LAST_WORDS: Duration = Duration::from_millis(250);
 const READ_BUDGET: usize = 256 * 1024;
 /// What a message costs beside its bytes.
 const MESSAGE_COST: usize = 8 * 1024;
+/// How often is looked for room for a message.
+const ROOM_INTERVAL: Duration = Duration::from_millis(50);
 /// The largest message of a client that may not have a bridge, or is closing one.
 const REFUSED_MESSAGE_BYTES: usize = 1024;
 /// How many pongs may wait for a peer that sends pings and does not read.
@@ -51,6 +54,10 @@ pub struct SocketSettings {
     pub max_message_bytes: usize,
     /// The most bad frames a minute.
     pub max_bad_frames: u32,
+    /// How long a message may take from its first byte to its last.
+    pub message_timeout: Duration,
+    /// How long a message may wait for room in memory.
+    pub write_stall: Duration,
 }
 
 /// Runs the WebSocket protocol over an upgraded connection.
@@ -121,12 +128,13 @@ pub enum Newcomer {
 
 /// Connects a socket to its session and serves it until either goes.
 ///
-/// `update_tools` is called for frames of that kind; its error is sent to the app. `tell` hears when the socket became
+/// `room` is what its messages have of the memory. `update_tools` is called for frames of that kind; its error is sent to the app. `tell` hears when the socket became
 /// the bridge, and that it is that no longer.
 pub async fn run<S: AsyncRead + AsyncWrite + Unpin>(
     mut socket: WebSocketStream<ClientStream<S>>,
     newcomer: Newcomer,
     settings: SocketSettings,
+    room: Share,
     update_tools: impl Fn(&str) -> Result<usize, String>,
     tell: impl Fn(Life),
 ) {
@@ -143,7 +151,7 @@ pub async fn run<S: AsyncRead + AsyncWrite + Unpin>(
     let (epoch, since) = (attachment.epoch, Instant::now());
     tracing::info!(bridge.epoch = epoch, "bridge connected");
     tell(Life::Attached { epoch });
-    let end = Pump::new(&mut socket, &attachment, settings, update_tools).run().await;
+    let end = Pump::new(&mut socket, &attachment, settings, room, update_tools).run().await;
     tracing::info!(bridge.epoch = epoch, end = ?end, "bridge disconnected");
     let why = match &end {
         End::Gone => BridgeEnd::Gone,
@@ -241,6 +249,14 @@ struct Pump<'a, S, F> {
     epoch: u64,
     settings: SocketSettings,
     update_tools: F,
+    /// What the message that is arriving has of the memory.
+    room: Share,
+    /// How much had been read when the last message was complete.
+    read_before: usize,
+    /// Since when a message is arriving.
+    arriving_since: Option<Instant>,
+    /// Since when it waits for room.
+    waiting_since: Option<Instant>,
     /// Fires when a ping is due, or when the app has been silent for too long.
     clock: Pin<Box<Sleep>>,
     ping_at: Instant,
@@ -262,9 +278,11 @@ where
         socket: &'a mut WebSocketStream<ClientStream<S>>,
         attachment: &'a Attachment,
         settings: SocketSettings,
+        room: Share,
         update_tools: F,
     ) -> Self {
         let now = Instant::now();
+        let read_before = socket.get_ref().read_bytes();
         let ping_at = now + settings.ping;
         Pump {
             socket: Pin::new(socket),
@@ -272,6 +290,10 @@ where
             epoch: attachment.epoch,
             settings,
             update_tools,
+            room,
+            read_before,
+            arriving_since: None,
+            waiting_since: None,
             clock: Box::pin(tokio::time::sleep_until(ping_at.into())),
             ping_at,
             probed_at: None,
@@ -295,10 +317,15 @@ where
             if let Poll::Ready(end) = self.poll_write(cx) {
                 return Poll::Ready(end);
             }
+            if self.waiting_since.is_some()
+                && let Some(poll) = self.poll_room(cx)
+            {
+                return poll;
+            }
             let message = match self.socket.as_mut().poll_next(cx) {
                 Poll::Pending => {
                     self.report_bytes();
-                    return Poll::Pending;
+                    return self.make_room(cx);
                 }
                 Poll::Ready(Some(Ok(message))) => message,
                 Poll::Ready(Some(Err(error))) => {
@@ -309,6 +336,8 @@ where
                 }
                 Poll::Ready(None) => return Poll::Ready(End::Gone),
             };
+            self.read_before = self.socket.get_ref().read_bytes();
+            self.arriving_since = None;
             let cost = MESSAGE_COST + message.as_payload().len();
             if let Some(close) = self.receive(message) {
                 return Poll::Ready(End::Close(close));
@@ -320,6 +349,46 @@ where
                     return Poll::Pending;
                 }
             };
+        }
+    }
+
+    /// Counts what is there of a message that is still arriving. Without room for it, nothing more of it is read.
+    fn make_room(&mut self, cx: &mut Context<'_>) -> Poll<End> {
+        let arrived = self.socket.get_ref().read_bytes().saturating_sub(self.read_before);
+        if arrived == 0 {
+            return Poll::Pending;
+        }
+        self.arriving_since.get_or_insert_with(Instant::now);
+        match self.room.grow_to(arrived) {
+            Ok(()) => Poll::Pending,
+            Err(no_room) => {
+                self.bridge.records().limit(no_room.limit());
+                self.waiting_since = Some(Instant::now());
+                self.poll_room(cx).unwrap_or(Poll::Pending)
+            }
+        }
+    }
+
+    /// Looks whether there is room now; `None` if there is, and the message may go on arriving.
+    fn poll_room(&mut self, cx: &mut Context<'_>) -> Option<Poll<End>> {
+        let arrived = self.socket.get_ref().read_bytes().saturating_sub(self.read_before);
+        let since = self.waiting_since?;
+        if self.room.grow_to(arrived).is_ok() {
+            self.waiting_since = None;
+            // It is read at once: what woke this task may have been another thing than the socket.
+            return None;
+        }
+        if since.elapsed() >= self.settings.write_stall {
+            return Some(Poll::Ready(End::Close(Close::NoRoom)));
+        }
+        let again = Instant::now() + ROOM_INTERVAL;
+        if self.clock.deadline().into_std() > again {
+            self.clock.as_mut().reset(again.into());
+        }
+        // The clock wakes this task when it fires.
+        match self.poll_clock(cx) {
+            Poll::Ready(end) => Some(Poll::Ready(end)),
+            Poll::Pending => Some(Poll::Pending),
         }
     }
 
@@ -339,6 +408,9 @@ where
             let silent_at = self.socket.get_ref().last_read() + 2 * self.settings.ping;
             if now >= silent_at {
                 return Poll::Ready(End::Close(Close::Silent));
+            }
+            if self.arriving_since.is_some_and(|since| now - since >= self.settings.message_timeout) {
+                return Poll::Ready(End::Close(Close::TooSlow));
             }
             if now >= self.ping_at {
                 self.ping_at = now + self.settings.ping;
@@ -411,7 +483,8 @@ where
             metrics.frames_received.count();
             metrics.bytes_received.add(text.len() as u64);
             let payload: Bytes = message.clone().into_payload().into();
-            match self.bridge.receive(self.epoch, &payload, text, now) {
+            let room = self.room.grow_to(text.len()).map(|()| self.room.split());
+            match self.bridge.receive(self.epoch, &payload, text, room, now) {
                 Received::UpdateTools(tools) => {
                     match (self.update_tools)(tools) {
                         Ok(count) => {
@@ -456,6 +529,7 @@ mod tests {
     use crate::proxy::bridge::{BridgeLimits, CallError, CallRequest};
     use crate::proxy::connection::{Busy, Clocks};
     use crate::proxy::records::Records;
+    use crate::proxy::tenants::Count;
     use tokio::io::AsyncWriteExt;
 
     #[tokio::test]
@@ -490,8 +564,11 @@ mod tests {
             probe: Duration::from_secs(9),
             max_message_bytes: 1000,
             max_bad_frames: 9,
+            message_timeout: Duration::from_secs(9),
+            write_stall: Duration::from_secs(9),
         };
-        let mut pump = Box::pin(Pump::new(&mut socket, &attachment, settings, |_| Ok(0)).run());
+        let room = Share::new(None, &Arc::new(Count::new(usize::MAX)));
+        let mut pump = Box::pin(Pump::new(&mut socket, &attachment, settings, room, |_| Ok(0)).run());
         let handled = || records.metrics.results_ignored.get();
         let (mut turns, mut most) = (0, 0);
         while handled() < FRAMES {

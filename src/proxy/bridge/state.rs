@@ -12,6 +12,7 @@ use super::{Bridge, CallError, CallRequest, Next, Outcome};
 use crate::cancel::Tombstones;
 use crate::mcp::Progress;
 use crate::protocol::{self, CallRef, CancelReason, Close};
+use crate::proxy::memory::Share;
 
 #[derive(Debug)]
 pub(super) struct State {
@@ -62,8 +63,7 @@ pub(super) struct Parked {
 pub(super) struct Pending {
     pub(super) client_id: Box<str>,
     pub(super) kept_bytes: usize,
-    /// What became of it, and how long the app had it.
-    pub(super) reply: oneshot::Sender<(Outcome, Duration)>,
+    pub(super) reply: oneshot::Sender<Ended>,
     pub(super) progress: Option<ProgressPipe>,
     pub(super) deadline: Instant,
     pub(super) timeout: Duration,
@@ -73,6 +73,22 @@ pub(super) struct Pending {
     pub(super) sent_at: Instant,
     /// The frame, still open at its end, to be sent again if the app never saw it.
     pub(super) frame: Option<Vec<u8>>,
+}
+
+/// What became of a call.
+#[derive(Debug)]
+pub(super) struct Ended {
+    pub(super) outcome: Outcome,
+    /// How long the app had it.
+    pub(super) app_time: Duration,
+    /// What the result has of the memory.
+    pub(super) room: Option<Share>,
+}
+
+impl Ended {
+    pub(super) fn without_answer(outcome: Outcome) -> Self {
+        Ended { outcome, app_time: Duration::ZERO, room: None }
+    }
 }
 
 #[derive(Debug)]
@@ -184,10 +200,17 @@ impl State {
         Some(call)
     }
 
-    pub(super) fn resolve(&mut self, bridge: &Bridge, call: &CallRef<'_>, outcome: Outcome, now: Instant) {
+    pub(super) fn resolve(
+        &mut self,
+        bridge: &Bridge,
+        call: &CallRef<'_>,
+        outcome: Outcome,
+        room: Option<Share>,
+        now: Instant,
+    ) {
         let number = call.number_in(bridge.session);
         match number.filter(|number| self.calls.get(number).is_some_and(|call| call.sent.is_some())) {
-            Some(number) => self.resolve_number(number, outcome, now),
+            Some(number) => self.resolve_number(number, outcome, room, now),
             None => bridge.ignore_result(),
         }
     }
@@ -203,7 +226,7 @@ impl State {
         // Of a call that this very socket carried, the app cannot say so: it has forgotten it.
         if call.sent == Some(self.epoch) {
             let error = CallError::Malformed("It says that it does not know the call.".into());
-            return self.resolve_number(number, Err(error), now);
+            return self.resolve_number(number, Err(error), None, now);
         }
         call.sent = None;
         if let Some(mut frame) = call.frame.take() {
@@ -212,9 +235,10 @@ impl State {
         }
     }
 
-    pub(super) fn resolve_number(&mut self, number: u64, outcome: Outcome, now: Instant) {
+    fn resolve_number(&mut self, number: u64, outcome: Outcome, room: Option<Share>, now: Instant) {
         if let Some(call) = self.calls.remove(&number) {
-            self.finish(call, outcome, now);
+            self.tombstones.answered(&call.client_id, now);
+            call.answer(outcome, room);
         }
     }
 
@@ -246,8 +270,12 @@ impl State {
 
 impl Pending {
     pub(super) fn finish(self, outcome: Outcome) {
+        self.answer(outcome, None);
+    }
+
+    fn answer(self, outcome: Outcome, room: Option<Share>) {
         // A caller that has gone has no use for the outcome.
-        let _gone = self.reply.send((outcome, self.sent_at.elapsed()));
+        let _gone = self.reply.send(Ended { outcome, app_time: self.sent_at.elapsed(), room });
     }
 
     pub(super) fn report(&mut self, progress: protocol::Progress<'_>) {
