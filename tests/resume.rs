@@ -362,7 +362,8 @@ async fn ten_thousand_calls_over_dying_sockets_run_at_most_once_and_none_hangs()
     let (mut answered, mut honest) = (0, HashMap::<String, u32>::new());
     while let Some(outcomes) = callers.join_next().await {
         for (n, reply, took) in outcomes.unwrap() {
-            assert!(took < Duration::from_secs(TIMEOUT + 1), "{n} hung for {took:?}");
+            // A busy machine is late with the end of a call's time, but not that late.
+            assert!(took < Duration::from_secs(2 * TIMEOUT), "{n} hung for {took:?}");
             assert_eq!(reply.status, 200);
             let result = match reply.header("content-type") {
                 Some("application/json") => reply.json(),

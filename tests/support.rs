@@ -18,8 +18,8 @@ use tokio_tungstenite::tungstenite::{Message, Utf8Bytes};
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
 use tokio_util::sync::CancellationToken;
 
-/// How long anything that must happen may take; the machine may be busy.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+/// How long anything that must happen may take. It only ends what hangs: the machine may be very busy.
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Waits for something that must happen.
 pub async fn soon<F: Future>(future: F) -> F::Output {
@@ -233,13 +233,17 @@ pub struct Bridge {
 impl Bridge {
     /// The next frame that is not a ping.
     pub async fn recv(&mut self) -> Value {
-        loop {
-            let text = self.recv_text().await;
-            let frame: Value = serde_json::from_str(&text).unwrap();
-            if frame["type"] != "ping" {
-                return frame;
+        // Pings are not what must happen.
+        soon(async {
+            loop {
+                let text = self.recv_text().await;
+                let frame: Value = serde_json::from_str(&text).unwrap();
+                if frame["type"] != "ping" {
+                    return frame;
+                }
             }
-        }
+        })
+        .await
     }
 
     /// The next text frame, as text.
@@ -287,15 +291,18 @@ impl Bridge {
 
     /// Waits for the close frame: its code and reason.
     pub async fn closed(&mut self) -> (u16, String) {
-        loop {
-            match soon(self.socket.next()).await {
-                Some(Ok(Message::Close(Some(CloseFrame { code, reason })))) => {
-                    return (code.into(), reason.to_string());
+        soon(async {
+            loop {
+                match self.socket.next().await {
+                    Some(Ok(Message::Close(Some(CloseFrame { code, reason })))) => {
+                        return (code.into(), reason.to_string());
+                    }
+                    Some(Ok(_)) => {}
+                    other => panic!("the bridge ended without a close frame: {other:?}"),
                 }
-                Some(Ok(_)) => {}
-                other => panic!("the bridge ended without a close frame: {other:?}"),
             }
-        }
+        })
+        .await
     }
 
     /// Answers every call with its own arguments, until the socket goes.
