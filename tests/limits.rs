@@ -221,6 +221,34 @@ async fn the_frames_of_calls_that_resume_count_among_the_bytes_of_requests() {
 }
 
 #[tokio::test]
+async fn the_bytes_that_wait_for_an_app_are_bounded() {
+    let settings = [("MAX_QUEUE_BYTES", "20000"), ("RESUME_GRACE_SECONDS", "60"), ("STREAM_AFTER_SECONDS", "60")];
+    let server = TestServer::start(&[&SMALL_BODIES[..], &settings].concat()).await;
+    let registration = json!({ "device_id": "d", "tools": tools(&["slow"]), "bridge_features": ["resume"] });
+    let app = App::register_with(&server, registration).await;
+    // What is called while the app is away for a moment waits for its return.
+    drop(app.connect().await);
+    app.wait_connected(false).await;
+    let client = app.client();
+    let start = |bytes: usize| {
+        let client = client.clone();
+        tokio::spawn(async move { client.post(call_of(bytes)).await })
+    };
+    let first = start(10_000);
+    until(async || app.status().await.json()["calls_in_flight"] == 1).await;
+    let full = client.post(call_of(10_001)).await;
+    assert_eq!(full.tool_text(), "Too much waits to be sent to this app (limit: 20000 bytes). Retry in 1 s.");
+    let second = start(9000);
+    until(async || app.status().await.json()["calls_in_flight"] == 2).await;
+    let mut bridge = app.connect().await;
+    assert_eq!(bridge.recv().await["type"], "hello");
+    for call in [first, second] {
+        bridge.answer_next(r#""ok":true,"content":"in""#).await;
+        assert_eq!(call.await.unwrap().tool_text(), "in");
+    }
+}
+
+#[tokio::test]
 async fn sessions_are_bounded() {
     let server = TestServer::start(&[("MAX_SESSIONS_PER_TENANT", "2")]).await;
     let (first, _second) = (App::register(&server).await, App::register(&server).await);
