@@ -356,11 +356,17 @@ async fn a_client_that_takes_nothing_of_its_answer_is_dropped() {
     socket.set_recv_buffer_size(4096).unwrap();
     let mut stream = socket.connect(([127, 0, 0, 1], server.port).into()).await.unwrap();
     stream.write_all(request.as_bytes()).await.unwrap();
-    bridge.answer_next(&format!(r#""ok":true,"content":"{}""#, "x".repeat(5_000_000))).await;
-    tokio::time::sleep(Duration::from_secs(2)).await;
+    bridge.answer_next(&format!(r#""ok":true,"content":"{}""#, "x".repeat(9_000_000))).await;
+    // Without reading it sees that by what it writes.
+    soon(async {
+        while stream.write_all(b" ").await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    })
+    .await;
     let mut answer = Vec::new();
     let _reset = soon(stream.read_to_end(&mut answer)).await;
-    assert!(answer.starts_with(b"HTTP/1.1 200") && answer.len() < 5_000_000, "{} bytes came", answer.len());
+    assert!(answer.starts_with(b"HTTP/1.1 200") && answer.len() < 9_000_000, "{} bytes came", answer.len());
 }
 
 #[tokio::test]
@@ -402,40 +408,6 @@ async fn a_bridge_that_went_takes_no_place_while_its_calls_wait_for_the_app() {
         app.wait_connected(false).await;
     }
     assert_eq!(app.status().await.json()["bridge"]["epoch"], 10);
-}
-
-#[cfg(target_os = "linux")]
-#[tokio::test]
-async fn idle_bridges_are_small() {
-    // 15 kB each is the promise for the release build; this also catches the 140 kB that default buffers cost.
-    const BRIDGES: usize = 400;
-    let rss = || {
-        let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
-        statm.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
-    };
-    let server = TestServer::start(&[]).await;
-    let app = App::register(&server).await;
-    let mut sockets = vec![app.connect().await.socket];
-    let path = |app: &App| app.bridge_url.split_once("127.0.0.1").unwrap().1.split_once('/').unwrap().1.to_owned();
-    let before = rss();
-    let mut plain = Vec::new();
-    for _ in 0..BRIDGES {
-        // The client's end is a bare socket, so that what grows is the server's.
-        let app = App::register(&server).await;
-        let mut stream = TcpStream::connect(("127.0.0.1", server.port)).await.unwrap();
-        let handshake = format!(
-            "GET /{} HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n",
-            path(&app)
-        );
-        stream.write_all(handshake.as_bytes()).await.unwrap();
-        let mut answer = [0; 512];
-        let read = soon(stream.read(&mut answer)).await.unwrap();
-        assert!(answer[..read].starts_with(b"HTTP/1.1 101"));
-        plain.push(stream);
-    }
-    let each = rss().saturating_sub(before) / BRIDGES;
-    assert!(each < 40_000, "{each} bytes a session with its bridge");
-    sockets.clear();
 }
 
 #[tokio::test]
