@@ -310,18 +310,22 @@ async fn an_idle_connection_may_stay_longer_than_a_head_may_take() {
 
 #[tokio::test]
 async fn slow_bodies_end() {
-    let settings = [("BODY_IDLE_SECONDS", "0.3"), ("BODY_TIMEOUT_SECONDS", "0.8")];
-    let server = TestServer::start(&settings).await;
-    let app = App::register(&server).await;
-    let path = app.mcp_url.split_once("/v1").unwrap().1;
-    let head = format!(
-        "POST /v1{path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n"
-    );
+    let start = async |idle: &str, in_all: &str| {
+        let server = TestServer::start(&[("BODY_IDLE_SECONDS", idle), ("BODY_TIMEOUT_SECONDS", in_all)]).await;
+        let app = App::register(&server).await;
+        let path = app.mcp_url.split_once("/v1").unwrap().1;
+        let head = format!(
+            "POST /v1{path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n"
+        );
+        (server, head)
+    };
     // Nothing comes.
+    let (server, head) = start("0.3", "60").await;
     let (answer, took) = timed(server.raw(format!("{head}{{").as_bytes(), Duration::from_secs(10))).await;
     assert!(answer.starts_with("HTTP/1.1 408"), "{answer}");
     assert!((250..3000).contains(&took.as_millis()), "{took:?}");
     // A byte comes now and then.
+    let (server, head) = start("60", "0.8").await;
     let mut stream = TcpStream::connect(("127.0.0.1", server.port)).await.unwrap();
     stream.write_all(head.as_bytes()).await.unwrap();
     let (mut reader, mut writer) = stream.into_split();
