@@ -66,14 +66,15 @@
 //! | [`winnode`], [`winnode::args`], [`winnode::access`] | the command line for one call of the local MCP server |
 //! | [`winnode::sanitize`] | a server's words made safe to print |
 //! | [`demo`] | an app and a client that show the whole way |
+//! | [`doctor`] | a look at a deployment from outside: what is wrong, and which line mends it |
 //!
 //! The programs in `src/bin` only read flags and end with a code. `tests/main.rs` lists the tests; `tests/clients`
 //! holds the real clients and the sample apps; `tests/run` installs what they need. `tests/windows.sh` tests what is built
 //! for Windows.
 //!
-//! Imports point down: `bin → winnode → proxy, stdio, node, demo → mcp → jsonrpc, cancel, protocol, auth, process, http_client → json`.
-//! [`proxy`], [`stdio`] and [`node`] do not know each other; [`winnode`] finds
-//! the token where [`node`] keeps it.
+//! Imports point down: `bin → winnode, doctor → proxy, stdio, node, demo → mcp → jsonrpc, cancel, protocol, auth, process, http_client → json`.
+//! [`proxy`], [`stdio`] and [`node`] do not know each other; [`winnode`] finds the token where [`node`] keeps it, and
+//! [`doctor`] reads bridge frames as [`node`] does.
 //!
 //! # The walk of one tools/call
 //!
@@ -93,6 +94,7 @@
 pub mod auth;
 pub mod cancel;
 pub mod demo;
+pub mod doctor;
 pub mod http_client;
 pub mod json;
 pub mod jsonrpc;

@@ -18,7 +18,7 @@ use tokio_rustls::TlsConnector;
 use crate::support::{App, McpClient, TestServer, http, send, soon, until};
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Kind {
+pub enum Kind {
     Nginx,
     Haproxy,
     Caddy,
@@ -26,11 +26,12 @@ enum Kind {
 
 /// A reverse proxy in front of a server of ours, and what speaks TLS to it: whatever comes to `base` by plain HTTP
 /// reaches the front as TLS.
-struct Front {
+pub struct Front {
     base: String,
     port: u16,
-    _server: TestServer,
-    folder: PathBuf,
+    pub tls_port: u16,
+    pub server: TestServer,
+    pub folder: PathBuf,
     _front: Child,
     tunnel: JoinHandle<()>,
 }
@@ -50,7 +51,7 @@ fn adapt(sample: &str, changes: &[(&str, &str)]) -> String {
     })
 }
 
-async fn free_port() -> u16 {
+pub async fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port()
 }
 
@@ -61,12 +62,21 @@ impl Front {
 
     /// With `changes` to the sample.
     async fn start_with(kind: Kind, settings: &[(&str, &str)], changes: &[(&str, &str)]) -> Self {
-        let tokens = [("APP_TOKEN", "app-token"), ("OPENCLAW_TOKEN", "claw-token")];
-        let server = TestServer::start(&[&tokens[..], settings].concat()).await;
+        let mut front = Self::launch(kind, settings, changes, &Paper::default()).await;
+        front.wait_until_it_serves(kind).await;
+        front
+    }
+
+    /// With a certificate of its own as well, and without waiting until it serves: it may never do.
+    pub async fn launch(kind: Kind, settings: &[(&str, &str)], changes: &[(&str, &str)], paper: &Paper) -> Self {
+        let mut all = vec![("APP_TOKEN", "app-token"), ("OPENCLAW_TOKEN", "claw-token")];
+        all.retain(|(name, _)| !settings.iter().any(|(set, _)| set == name));
+        all.extend(settings);
+        let server = TestServer::start(&all).await;
         let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("front-{}", uuid::Uuid::new_v4()));
         std::fs::create_dir_all(&folder).unwrap();
         let tls_port = free_port().await;
-        let certificate = certificate(&folder).await;
+        let certificate = certificate(&folder, paper).await;
         let mut command = start_command(kind, &folder, tls_port, server.port, changes);
         let log = std::fs::File::create(folder.join("log")).unwrap();
         command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log).kill_on_drop(true);
@@ -76,10 +86,7 @@ impl Front {
         let tunnel = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = tunnel.local_addr().unwrap().port();
         let tunnel = tokio::spawn(through_tls(tunnel, tls_port, certificate));
-        let mut front =
-            Front { base: format!("http://127.0.0.1:{port}"), port, _server: server, folder, _front: front, tunnel };
-        front.wait_until_it_serves(kind).await;
-        front
+        Front { base: format!("http://127.0.0.1:{port}"), port, tls_port, server, folder, _front: front, tunnel }
     }
 
     async fn wait_until_it_serves(&mut self, kind: Kind) {
@@ -112,18 +119,33 @@ async fn raw(port: u16, bytes: &[u8], wait: Duration) -> String {
     String::from_utf8_lossy(&answer).into_owned()
 }
 
+/// What a certificate says.
+pub struct Paper {
+    pub name: &'static str,
+    pub days: u32,
+    /// When it was made, as faketime takes it.
+    pub made: &'static str,
+}
+
+impl Default for Paper {
+    fn default() -> Self {
+        Paper { name: "localhost", days: 90, made: "1 hour ago" }
+    }
+}
+
 /// Makes a certificate for this test, and gives it.
-async fn certificate(folder: &Path) -> CertificateDer<'static> {
+async fn certificate(folder: &Path, paper: &Paper) -> CertificateDer<'static> {
+    let Paper { name, days, made } = paper;
     let openssl = async |arguments: &str| {
-        let mut command = Command::new("openssl");
-        command.args(arguments.split(' ')).current_dir(folder).stdin(Stdio::null());
-        let output = command.output().await.expect("openssl is there; install it: apt-get install openssl");
+        let mut command = Command::new("faketime");
+        command.args([made, "openssl"]).args(arguments.split(' ')).current_dir(folder).stdin(Stdio::null());
+        let output = command.output().await.expect("faketime is there; install it: apt-get install faketime openssl");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     };
-    openssl(
-        "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout key.pem -out cert.pem -days 2 \
-         -subj /CN=localhost -addext subjectAltName=DNS:localhost -addext basicConstraints=critical,CA:FALSE",
-    )
+    openssl(&format!(
+        "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout key.pem -out cert.pem -days {days} \
+         -subj /CN={name} -addext subjectAltName=DNS:{name} -addext basicConstraints=critical,CA:FALSE",
+    ))
     .await;
     openssl("x509 -in cert.pem -outform der -out cert.der").await;
     let read = |name: &str| std::fs::read(folder.join(name)).unwrap();

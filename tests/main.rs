@@ -44,6 +44,9 @@ mod desktop;
 /// What the README promises.
 #[cfg(unix)]
 mod docs;
+/// What is wrong with a deployment, and which line mends it.
+#[cfg(unix)]
+mod doctor;
 /// Running programs, and who may say so.
 #[cfg(unix)]
 mod exec;

@@ -1,14 +1,16 @@
 //! The proxy's program: reads the settings, listens, serves until it is told to stop.
 
 use std::io::{self, Write};
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
-use clap::{Parser, Subcommand};
-use openclaw_mcp_proxy::auth::{TokenHash, new_token};
+use clap::{Args, Parser, Subcommand};
+use openclaw_mcp_proxy::auth::{Token, TokenHash, new_token};
 use openclaw_mcp_proxy::demo::Demo;
+use openclaw_mcp_proxy::doctor::{self, Base};
 use openclaw_mcp_proxy::process::{self, Audit};
 use openclaw_mcp_proxy::proxy::{Server, config::Config, tenants::TenantsError};
 
@@ -34,6 +36,31 @@ enum Command {
     Token,
     /// Ask the proxy that runs with these settings whether it is well; the exit code says.
     Health,
+    /// Examine a deployment from outside, and say what is wrong and which line mends it; 1 if there is a problem.
+    Doctor(DoctorArgs),
+}
+
+/// The tokens are those of the environment or .env, as for the server; arguments could be seen by everybody.
+#[derive(Args)]
+struct DoctorArgs {
+    /// The public base URL [default: OPENCLAW_PROXY_PUBLIC_URL, else where the settings say that the proxy listens]
+    #[arg(long)]
+    url: Option<String>,
+    /// A file with the token of apps
+    #[arg(long, value_name = "FILE")]
+    app_token_file: Option<PathBuf>,
+    /// A file with the token of MCP clients
+    #[arg(long, value_name = "FILE")]
+    openclaw_token_file: Option<PathBuf>,
+    /// How long a bridge is left silent, and a call takes [default: 8, thorough: 75; at most 110]
+    #[arg(long, value_name = "SECONDS")]
+    idle: Option<f64>,
+    /// Wait for longer than the 60 seconds after which many fronts cut what is silent
+    #[arg(long)]
+    thorough: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
 }
 
 /// EX_CONFIG of sysexits.h: something is wrong with the settings, and trying again does not help.
@@ -54,6 +81,13 @@ async fn main() -> ExitCode {
         Ok(config) => config,
         Err(error) => return fail(EXIT_CONFIG, &error.to_string()),
     };
+    if let Some(Command::Doctor(args)) = cli.command {
+        return match doctor(args, config).await {
+            Ok(true) => ExitCode::SUCCESS,
+            Ok(false) => ExitCode::FAILURE,
+            Err(why) => fail(EXIT_CONFIG, &why),
+        };
+    }
     let audit = match config.audit_file.clone().map(Audit::open).transpose() {
         Ok(audit) => audit,
         Err(error) => return fail(EXIT_CONFIG, &format!("OPENCLAW_PROXY_AUDIT_FILE cannot be written: {error}.")),
@@ -89,7 +123,7 @@ async fn run(command: Command, config: Config, audit: Option<Audit>) -> anyhow::
         tracing::warn!("{warning}");
     }
     match command {
-        Command::Serve | Command::Health | Command::Token => {
+        Command::Serve | Command::Health | Command::Token | Command::Doctor(_) => {
             let _reloading = reload_on_hangup(server.reload(), audit)?;
             server.run(shutdown).await;
         }
@@ -143,12 +177,55 @@ fn reload_on_hangup<T>(_: T, _: Option<Audit>) -> io::Result<()> {
     Ok(())
 }
 
-async fn health(config: &Config) -> anyhow::Result<()> {
+/// Examines a deployment and tells what was found: whether all is well, or why the arguments cannot be used.
+async fn doctor(args: DoctorArgs, config: Config) -> Result<bool, String> {
+    let own_url = || match &config.public_url {
+        Some(url) => url.base.clone(),
+        None => format!("http://{}", local_address(&config)),
+    };
+    let token = |file: Option<&Path>, setting: Token| file.map_or(Ok(setting), read_token);
+    let default_idle = if args.thorough { doctor::THOROUGH_IDLE } else { doctor::QUICK_IDLE };
+    let idle = args.idle.map_or(Some(default_idle), |idle| Duration::try_from_secs_f64(idle).ok());
+    let most = doctor::MAX_IDLE;
+    let options = doctor::Options {
+        base: Base::parse(&args.url.unwrap_or_else(own_url))?,
+        app_token: token(args.app_token_file.as_deref(), config.app_token)?,
+        openclaw_token: token(args.openclaw_token_file.as_deref(), config.openclaw_token)?,
+        idle: idle
+            .filter(|idle| *idle <= most)
+            .ok_or_else(|| format!("--idle must be from 0 to {} seconds.", most.as_secs()))?,
+        max_body_bytes: config.max_body_bytes,
+    };
+    let report = doctor::examine(&options).await;
+    let mut out = io::stdout().lock();
+    let printed = match args.json {
+        true => serde_json::to_writer(&mut out, &report).map_err(io::Error::from).and_then(|()| writeln!(out)),
+        false => report.print(&mut out),
+    };
+    printed.map_err(|error| format!("The report cannot be written: {error}."))?;
+    Ok(report.is_well())
+}
+
+fn read_token(file: &Path) -> Result<Token, String> {
+    let unusable = |why: &dyn std::fmt::Display| format!("The token file {} is not usable: {why}.", file.display());
+    let token = std::fs::read_to_string(file).map_err(|error| unusable(&error))?;
+    let token = token.trim();
+    let is_token = !token.is_empty() && token.bytes().all(|b| b.is_ascii_graphic());
+    if is_token { Ok(Token::new(token)) } else { Err(unusable(&"it must hold visible ASCII characters on one line")) }
+}
+
+/// Where the proxy that runs with these settings is reached on this machine.
+fn local_address(config: &Config) -> SocketAddr {
     let mut address = config.listen;
     if address.ip().is_unspecified() {
         let is_v4 = address.is_ipv4();
         address.set_ip(if is_v4 { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() });
     }
+    address
+}
+
+async fn health(config: &Config) -> anyhow::Result<()> {
+    let address = local_address(config);
     let http = reqwest::Client::builder().timeout(HEALTH_TIMEOUT).no_proxy().build()?;
     let answer = http.get(format!("http://{address}/health")).send().await?.error_for_status()?.text().await?;
     anyhow::ensure!(answer == "ok", "it answered something else than ok");
