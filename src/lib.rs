@@ -21,6 +21,7 @@
 //! | [`http_client`] | one HTTP request of a program to a server |
 //! | [`proxy`] | the server: connections, shutdown, shared state |
 //! | [`proxy::config`] | every setting, from the environment |
+//! | [`proxy::start`] | what can be wrong before it serves, in words; `check-config` |
 //! | [`proxy::routes`] | every route |
 //! | [`proxy::gate`] | Host, Origin and doubled headers; the public base URL |
 //! | [`proxy::api`] | what apps call: sessions and the bridge's upgrade |

@@ -26,14 +26,23 @@ pub enum LogFormat {
     Json,
 }
 
+/// What is logged.
+///
+/// # Errors
+/// A sentence, if `filter` is malformed.
+pub fn log_filter(filter: &str) -> Result<EnvFilter, String> {
+    EnvFilter::try_new(filter).map_err(|error| {
+        format!("OPENCLAW_PROXY_LOG is not usable: {error}; write a level such as info, or directives such as info,openclaw_mcp_proxy=debug.")
+    })
+}
+
 /// Sends log lines to stderr; stdout belongs to the program's output. Events of the target of `audit` go to its file
 /// alone, or nowhere.
 ///
 /// # Errors
 /// A sentence, if `filter` is malformed.
 pub fn init_logging(filter: &str, format: LogFormat, audit: Option<Audit>) -> Result<(), String> {
-    let unusable = |error: &dyn std::fmt::Display| format!("OPENCLAW_PROXY_LOG is not usable: {error}.");
-    let filter = EnvFilter::try_new(filter).map_err(|error| unusable(&error))?;
+    let filter = log_filter(filter)?;
     // A closed stderr must not end the program, which is what complaining of it there would do.
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).log_internal_errors(false);
     let lines = match format {

@@ -21,6 +21,7 @@ pub mod records;
 pub mod registry;
 pub mod routes;
 pub mod session;
+pub mod start;
 pub mod state_file;
 pub mod tenants;
 

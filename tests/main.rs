@@ -98,6 +98,9 @@ mod shutdown;
 /// Clients that are slow on purpose.
 #[cfg(target_os = "linux")]
 mod slow;
+/// What is said instead of starting.
+#[cfg(target_os = "linux")]
+mod start;
 /// The stdio program.
 mod stdio;
 /// Many tenants: whose token opens what.

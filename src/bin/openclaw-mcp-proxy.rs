@@ -12,6 +12,7 @@ use openclaw_mcp_proxy::auth::{Token, TokenHash, new_token};
 use openclaw_mcp_proxy::demo::Demo;
 use openclaw_mcp_proxy::doctor::{self, Base};
 use openclaw_mcp_proxy::process::{self, Audit};
+use openclaw_mcp_proxy::proxy::start::{self, StartError};
 use openclaw_mcp_proxy::proxy::{Server, config::Config, tenants::TenantsError};
 
 /// Lends an app's tools to OpenClaw and any other MCP client. Settings are OPENCLAW_PROXY_* environment variables.
@@ -36,6 +37,9 @@ enum Command {
     Token,
     /// Ask the proxy that runs with these settings whether it is well; the exit code says.
     Health,
+    /// Read every setting and every file that they name, as a start would, and say all that is wrong; 78 if there is
+    /// something.
+    CheckConfig,
     /// Examine a deployment from outside, and say what is wrong and which line mends it; 1 if there is a problem.
     Doctor(DoctorArgs),
 }
@@ -77,6 +81,13 @@ async fn main() -> ExitCode {
             Err(error) => fail(1, &error.to_string()),
         };
     }
+    if let Some(Command::CheckConfig) = cli.command {
+        return match start::check(Config::examine_env(), &mut io::stdout()) {
+            Ok(true) => ExitCode::SUCCESS,
+            Ok(false) => ExitCode::from(EXIT_CONFIG),
+            Err(error) => fail(1, &error.to_string()),
+        };
+    }
     let config = match Config::from_env() {
         Ok(config) => config,
         Err(error) => return fail(EXIT_CONFIG, &error.to_string()),
@@ -88,16 +99,20 @@ async fn main() -> ExitCode {
             Err(why) => fail(EXIT_CONFIG, &why),
         };
     }
-    let audit = match config.audit_file.clone().map(Audit::open).transpose() {
+    let open = |path: &PathBuf| Audit::open(path.clone()).map_err(|error| start::cannot_audit(path, &error));
+    let audit = match config.audit_file.as_ref().map(open).transpose() {
         Ok(audit) => audit,
-        Err(error) => return fail(EXIT_CONFIG, &format!("OPENCLAW_PROXY_AUDIT_FILE cannot be written: {error}.")),
+        Err(why) => return fail(EXIT_CONFIG, &why),
     };
     if let Err(error) = process::init_logging(&config.log, config.log_format, audit.clone()) {
         return fail(EXIT_CONFIG, &error);
     }
     match run(cli.command.unwrap_or(Command::Serve), config, audit).await {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => fail(1, &format!("{error:#}")),
+        Err(error) => {
+            let is_config = matches!(error.downcast_ref(), Some(StartError::Config(_)));
+            fail(if is_config { EXIT_CONFIG } else { 1 }, &format!("{error:#}"))
+        }
     }
 }
 
@@ -123,7 +138,7 @@ async fn run(command: Command, config: Config, audit: Option<Audit>) -> anyhow::
         tracing::warn!("{warning}");
     }
     match command {
-        Command::Serve | Command::Health | Command::Token | Command::Doctor(_) => {
+        Command::Serve | Command::Health | Command::Token | Command::CheckConfig | Command::Doctor(_) => {
             let _reloading = reload_on_hangup(server.reload(), audit)?;
             server.run(shutdown).await;
         }
@@ -242,8 +257,6 @@ async fn bind(config: &Config, any_port: bool) -> anyhow::Result<Server> {
             free.listen.set_port(0);
             Server::bind(free).await.context("cannot listen on any port")
         }
-        result => result.with_context(|| {
-            format!("cannot listen on {}; stop the program that does, or set OPENCLAW_PROXY_LISTEN", config.listen)
-        }),
+        result => result.map_err(|error| StartError::of(config.listen, &error).into()),
     }
 }

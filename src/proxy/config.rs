@@ -245,21 +245,43 @@ fn refuse<T>(message: impl Into<String>) -> Result<T, ConfigError> {
     Err(ConfigError(message.into()))
 }
 
+/// Settings as they were read, with all that is wrong with them.
+#[derive(Debug, Default)]
+pub struct Examined {
+    /// What holds; the default where a setting cannot be used.
+    pub config: Config,
+    /// Sentences, each with what mends it.
+    pub problems: Vec<String>,
+    /// The names of the settings that differ from their defaults, and their values; those of secrets stay here.
+    pub changed: Vec<(String, Option<String>)>,
+}
+
 impl Config {
     /// Reads the process environment, and beneath it `.env` in the working directory.
     ///
     /// # Errors
     /// [`ConfigError`] if a setting is malformed or contradicts another.
     pub fn from_env() -> Result<Self, ConfigError> {
-        let mut pairs = dot_env(Path::new(".env"))?;
+        Self::examine_env().usable()
+    }
+
+    /// The same, whatever is wrong.
+    pub fn examine_env() -> Examined {
+        let mut problems = Vec::new();
+        let mut pairs = dot_env(Path::new(".env")).unwrap_or_else(|error| {
+            problems.push(error.to_string());
+            Vec::new()
+        });
         for (name, value) in std::env::vars_os() {
             let Some(name) = name.to_str().filter(|name| name.starts_with(PREFIX)) else { continue };
             match value.into_string() {
                 Ok(value) => pairs.push((name.to_owned(), value)),
-                Err(_) => return refuse(format!("{name} is not valid UTF-8.")),
+                Err(_) => problems.push(format!("{name} is not valid UTF-8; set it anew.")),
             }
         }
-        Self::from_pairs(pairs)
+        let mut examined = Self::examine(pairs);
+        problems.append(&mut examined.problems);
+        Examined { problems, ..examined }
     }
 
     /// Reads settings from pairs of name and value; later ones win, empty values count as not set, other names
@@ -268,38 +290,56 @@ impl Config {
     /// # Errors
     /// [`ConfigError`] if a setting is malformed or contradicts another.
     pub fn from_pairs(pairs: impl IntoIterator<Item = (String, String)>) -> Result<Self, ConfigError> {
+        Self::examine(pairs).usable()
+    }
+
+    fn examine(pairs: impl IntoIterator<Item = (String, String)>) -> Examined {
         let mut settings = std::collections::BTreeMap::new();
         for (name, value) in pairs {
             if name.starts_with(PREFIX) && !value.is_empty() {
                 settings.insert(name, value);
             }
         }
-        let names: Vec<String> = settings.keys().cloned().collect();
         let read = |settings: Vec<_>| envy::prefixed(PREFIX).from_iter::<_, Config>(settings);
-        let mut config = match read(settings.clone().into_iter().collect()) {
+        let default = format!("{:?}", Config::default());
+        let mut examined = Examined::default();
+        let mut usable = Vec::new();
+        // One by one, because envy does not always say which setting it stumbled over.
+        for (name, value) in settings {
+            match read(vec![(name.clone(), value.clone())]) {
+                Ok(alone) => {
+                    if format!("{alone:?}") != default {
+                        let is_secret = name.ends_with("_TOKEN");
+                        examined.changed.push((name.clone(), (!is_secret).then(|| value.clone())));
+                    }
+                    usable.push((name, value));
+                }
+                Err(error) => {
+                    let hint = match name.as_str() {
+                        "OPENCLAW_PROXY_LISTEN" => "; write an address and a port, such as 127.0.0.1:8000",
+                        _ => "; .env.example shows what it may be",
+                    };
+                    examined.problems.push(format!("{name} is not usable: {error}{hint}."));
+                }
+            }
+        }
+        let names: Vec<String> = usable.iter().map(|(name, _)| name.clone()).collect();
+        let mut config = match read(usable) {
             Ok(config) => config,
             Err(error) => {
-                // envy does not always say which setting it stumbled over; the culprit also fails alone.
-                let culprit =
-                    settings.into_iter().find(|(name, value)| read(vec![(name.clone(), value.clone())]).is_err());
-                let name = culprit.map_or_else(|| "A setting".to_owned(), |(name, _)| name);
-                let hint = if name == "OPENCLAW_PROXY_LISTEN" {
-                    "; write an address and a port, such as 127.0.0.1:8000"
-                } else {
-                    ""
-                };
-                return refuse(format!("{name} is not usable: {error}{hint}."));
+                examined.problems.push(format!("The settings are not usable: {error}."));
+                return examined;
             }
         };
         for list in [&mut config.allowed_hosts, &mut config.allowed_origins] {
             list.iter_mut().for_each(|item| *item = item.trim().to_owned());
             list.retain(|item| !item.is_empty());
         }
-        config.check()?;
+        config.check(&mut examined.problems);
         let is_setting = |name: &str| setting_names().contains(&name.to_ascii_lowercase().as_str());
         config.unknown = names.into_iter().filter(|name| !is_setting(&name[PREFIX.len()..])).collect();
         config.unknown.retain(|name| !OTHER_PROGRAMS.contains(&name.as_str()));
-        Ok(config)
+        Examined { config, ..examined }
     }
 
     /// The bounds of a registration.
@@ -340,7 +380,10 @@ impl Config {
                 self.max_connections
             ));
         }
-        warnings.extend(self.unknown.iter().map(|name| format!("{name} is set, but there is no such setting.")));
+        warnings.extend(self.unknown.iter().map(|name| match nearest(name) {
+            Some(known) => format!("{name} is set, but there is no such setting; {known} is meant, most likely."),
+            None => format!("{name} is set, but there is no such setting; remove it."),
+        }));
         if !self.app_token.is_empty() && self.app_token.expose() == self.openclaw_token.expose() {
             warnings.push("Both tokens are the same: an MCP client could register tools.".into());
         }
@@ -351,20 +394,20 @@ impl Config {
         [("OPENCLAW_PROXY_APP_TOKEN", &self.app_token), ("OPENCLAW_PROXY_OPENCLAW_TOKEN", &self.openclaw_token)]
     }
 
-    fn check(&self) -> Result<(), ConfigError> {
+    fn check(&self, problems: &mut Vec<String>) {
         if let Some(address) = self.admin_listen
             && self.admin_token.is_empty()
             && !address.ip().is_loopback()
             && !self.allow_open
         {
-            return refuse(format!(
+            problems.push(format!(
                 "{PREFIX}ADMIN_TOKEN is empty and {address} can be reached from other machines: set the token, set {PREFIX}ADMIN_LISTEN to 127.0.0.1, or set OPENCLAW_PROXY_ALLOW_OPEN=true."
             ));
         }
         for (name, token) in self.tokens() {
             // With a file of tenants, an empty token is none.
             if token.is_empty() && self.tenants_file.is_none() && !self.listen.ip().is_loopback() && !self.allow_open {
-                return refuse(format!(
+                problems.push(format!(
                     "{name} is empty and {} can be reached from other machines: set the token, listen on 127.0.0.1, or set OPENCLAW_PROXY_ALLOW_OPEN=true.",
                     self.listen
                 ));
@@ -373,12 +416,11 @@ impl Config {
         let admin_token = ("OPENCLAW_PROXY_ADMIN_TOKEN", &self.admin_token);
         for (name, token) in self.tokens().into_iter().chain([admin_token]) {
             if token.expose().contains("${") {
-                return refuse(format!("{name} holds a literal ${{…}}: a variable was not expanded."));
+                problems.push(format!("{name} holds a literal ${{…}}: a variable was not expanded; write its value."));
             }
             if !token.expose().bytes().all(|b| b.is_ascii_graphic()) {
-                return refuse(format!(
-                    "{name} must consist of visible ASCII characters, so that a header can carry it."
-                ));
+                problems
+                    .push(format!("{name} must consist of visible ASCII characters, so that a header can carry it."));
             }
         }
         for (name, value) in [
@@ -395,7 +437,7 @@ impl Config {
             ("BODY_TIMEOUT_SECONDS", self.body_timeout),
         ] {
             if value.0.is_zero() {
-                return refuse(format!("{PREFIX}{name} must be more than 0."));
+                problems.push(format!("{PREFIX}{name} must be more than 0."));
             }
         }
         for (name, value, least) in [
@@ -415,7 +457,7 @@ impl Config {
             ("MAX_HEADER_BYTES", self.max_header_bytes, 8192),
         ] {
             if value < least {
-                return refuse(format!("{PREFIX}{name} is {value}; it must be at least {least}."));
+                problems.push(format!("{PREFIX}{name} is {value}; it must be at least {least}."));
             }
         }
         for (small_name, small, large_name, large) in [
@@ -425,8 +467,8 @@ impl Config {
             ("MAX_BODY_BYTES", self.max_body_bytes, "MAX_QUEUE_BYTES", self.max_queue_bytes),
         ] {
             if small > large {
-                return refuse(format!(
-                    "{PREFIX}{small_name} is {small}, more than {PREFIX}{large_name}, which is {large}."
+                problems.push(format!(
+                    "{PREFIX}{small_name} is {small}, more than {PREFIX}{large_name}, which is {large}; lower the one, or raise the other."
                 ));
             }
         }
@@ -437,19 +479,20 @@ impl Config {
             ("MAX_REQUEST_BYTES", self.max_request_bytes),
         ] {
             if value < least {
-                return refuse(format!(
+                problems.push(format!(
                     "{PREFIX}{name} is {value}; it must be at least {least}, twice {PREFIX}MAX_BODY_BYTES."
                 ));
             }
         }
         if self.resume_grace.0 >= self.session_ttl.0 {
-            return refuse(
-                "OPENCLAW_PROXY_RESUME_GRACE_SECONDS must be less than OPENCLAW_PROXY_SESSION_TTL_SECONDS, or a session could end before its app may come back.",
+            problems.push(
+                "OPENCLAW_PROXY_RESUME_GRACE_SECONDS must be less than OPENCLAW_PROXY_SESSION_TTL_SECONDS, or a session could end before its app may come back."
+                    .to_owned(),
             );
         }
         if !(8..=json::MAX_DEPTH).contains(&self.max_json_depth) {
             let depth = self.max_json_depth;
-            return refuse(format!("{PREFIX}MAX_JSON_DEPTH is {depth}; it must be from 8 to {}.", json::MAX_DEPTH));
+            problems.push(format!("{PREFIX}MAX_JSON_DEPTH is {depth}; it must be from 8 to {}.", json::MAX_DEPTH));
         }
         let most = tokio::sync::Semaphore::MAX_PERMITS;
         let counted = [
@@ -460,25 +503,43 @@ impl Config {
         ];
         for (name, value) in counted {
             if value > most {
-                return refuse(format!("{PREFIX}{name} is {value}; it must be at most {most}."));
+                problems.push(format!("{PREFIX}{name} is {value}; it must be at most {most}."));
             }
         }
         for host in &self.allowed_hosts {
             if host.contains([':', '/']) && !host.starts_with('[') {
-                return refuse(format!(
+                problems.push(format!(
                     "OPENCLAW_PROXY_ALLOWED_HOSTS holds '{host}': a host is written without scheme, port and path."
                 ));
             }
         }
         for origin in &self.allowed_origins {
             if !origin.contains("://") || origin.ends_with('/') {
-                return refuse(format!(
+                problems.push(format!(
                     "OPENCLAW_PROXY_ALLOWED_ORIGINS holds '{origin}': an origin is written as scheme://host[:port]."
                 ));
             }
         }
-        Ok(())
     }
+}
+
+impl Examined {
+    fn usable(self) -> Result<Config, ConfigError> {
+        match self.problems.into_iter().next() {
+            None => Ok(self.config),
+            Some(problem) => Err(ConfigError(problem)),
+        }
+    }
+}
+
+/// The setting whose name is most like this one, if one is.
+fn nearest(name: &str) -> Option<String> {
+    /// Below this, two names have only their prefix in common.
+    const ALIKE: f64 = 0.8;
+    let known = setting_names().iter().map(|name| name.to_ascii_uppercase());
+    let likeness = |known: &str| strsim::jaro(known, &name[PREFIX.len()..].to_ascii_uppercase());
+    let best = known.map(|known| (likeness(&known), known)).max_by(|a, b| a.0.total_cmp(&b.0))?;
+    (best.0 >= ALIKE).then(|| format!("{PREFIX}{}", best.1))
 }
 
 /// How many files, and so connections, the process may have open at once; known on Linux.
@@ -530,11 +591,11 @@ fn dot_env(path: &Path) -> Result<Vec<(String, String)>, ConfigError> {
                 } else {
                     String::new()
                 };
-                refuse(format!(".env has a line that is not NAME=value{place}."))
+                refuse(format!(".env has a line that is not NAME=value{place}; correct it, or put a # in front of it."))
             })
         }
         Err(error) if error.not_found() => Ok(Vec::new()),
-        Err(_) => refuse(".env exists but cannot be read."),
+        Err(_) => refuse(".env exists but cannot be read; make it readable for the user that the proxy runs as."),
     }
 }
 

@@ -333,7 +333,7 @@ impl Tenants {
     /// [`TenantsError`] if it cannot be used; then all is as it was.
     pub fn reload(&self, file: &Path) -> Result<Reloaded, TenantsError> {
         let refuse = |what: &dyn fmt::Display| TenantsError(format!("The file of tenants {} {what}", file.display()));
-        let text = std::fs::read_to_string(file).map_err(|error| refuse(&format_args!("cannot be read: {error}.")))?;
+        let text = std::fs::read_to_string(file).map_err(|error| refuse(&format_args!("cannot be read: {error}; correct OPENCLAW_PROXY_TENANTS_FILE, or make it readable for the user that the proxy runs as.")))?;
         let read: File = toml::from_str(&text).map_err(|error| {
             let line = error.span().map_or(1, |span| text[..span.start.min(text.len())].matches('\n').count() + 1);
             refuse(&format_args!("cannot be used: line {line}: {}.", unquoted(error.message())))
