@@ -1,6 +1,6 @@
 # OpenClaw MCP Proxy in a container.
 #
-#   docker build -t openclaw-mcp-proxy .
+#   docker build -t openclaw-mcp-proxy --build-arg OPENCLAW_BUILD_COMMIT="$(git rev-parse HEAD)" .
 #   docker run --rm -p 127.0.0.1:8000:8000 --stop-timeout 40 \
 #     -e OPENCLAW_PROXY_APP_TOKEN -e OPENCLAW_PROXY_OPENCLAW_TOKEN openclaw-mcp-proxy
 #
@@ -11,6 +11,8 @@
 FROM rust:1-slim-bookworm AS build
 WORKDIR /src
 COPY . .
+# What --version shows beside the version; there is no repository in here.
+ARG OPENCLAW_BUILD_COMMIT=
 # Then all programs there are, and nothing else of what cargo leaves beside them.
 RUN cargo build --release --locked --bins \
     && find target/release -maxdepth 1 -type f -executable -exec install -D -t /out {} +

@@ -17,7 +17,7 @@
 //! | [`mcp::stream`], [`mcp::listen`] | event streams: of a call that runs, and of changes of the tools |
 //! | [`protocol`] | app ⇄ proxy on the wire: session ids, bridge frames, close codes |
 //! | [`auth`] | bearer tokens and their only comparison |
-//! | [`process`] | logging, the audit log's file, signals |
+//! | [`process`] | the version, logging, the audit log's file, signals |
 //! | [`http_client`] | one HTTP request of a program to a server |
 //! | [`proxy`] | the server: connections, shutdown, shared state |
 //! | [`proxy::config`] | every setting, from the environment |
@@ -69,7 +69,7 @@
 //! | [`demo`] | an app and a client that show the whole way |
 //! | [`doctor`] | a look at a deployment from outside: what is wrong, and which line mends it |
 //!
-//! The programs in `src/bin` only read flags and end with a code. `tests/main.rs` lists the tests; `tests/clients`
+//! The programs in `src/bin` only read flags and end with a code. `build.rs` finds out the commit. `tests/main.rs` lists the tests; `tests/clients`
 //! holds the real clients and the sample apps; `tests/run` installs what they need. `tests/windows.sh` tests what is built
 //! for Windows.
 //!

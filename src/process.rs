@@ -13,8 +13,8 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer};
 
-/// The version of this package.
-pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+/// The version, and where it is known the commit in brackets.
+pub const VERSION: &str = env!("OPENCLAW_VERSION");
 
 /// How log lines are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]

@@ -19,6 +19,7 @@ use serde_json::Value;
 use crate::http_client::{self, HttpClient, HttpError};
 use crate::json;
 use crate::node::local_mcp::message::{self, Members};
+use crate::process::VERSION;
 use access::Source;
 use args::{Args, USAGE};
 use sanitize::sanitize;
@@ -47,6 +48,11 @@ pub async fn run(
     if args.is_empty() || args.iter().any(|arg| arg == "--help" || arg == "-h") {
         let code = if args.is_empty() { BAD_ARGS } else { OK };
         return out.write_all(USAGE.as_bytes()).map_or(FAILED, |()| code);
+    }
+    if let [only] = args
+        && matches!(&**only, "--version" | "-V")
+    {
+        return writeln!(out, "winnode {VERSION}").map_or(FAILED, |()| OK);
     }
     let parsed = match Args::parse(args) {
         Ok(parsed) => parsed,

@@ -106,6 +106,9 @@ mod stdio;
 /// Many tenants: whose token opens what.
 #[cfg(unix)]
 mod tenants;
+/// Which commit the programs are of.
+#[cfg(unix)]
+mod version;
 /// Speaking and listening.
 #[cfg(target_os = "linux")]
 mod voice;

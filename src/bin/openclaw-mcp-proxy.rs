@@ -17,7 +17,7 @@ use openclaw_mcp_proxy::proxy::{Server, config::Config, tenants::TenantsError};
 
 /// Lends an app's tools to OpenClaw and any other MCP client. Settings are OPENCLAW_PROXY_* environment variables.
 #[derive(Parser)]
-#[command(version)]
+#[command(version = process::VERSION)]
 struct Cli {
     #[command(subcommand)]
     command: Option<Command>,
@@ -130,7 +130,7 @@ async fn run(command: Command, config: Config, audit: Option<Audit>) -> anyhow::
     let warnings = config.warnings();
     let server = bind(&config, matches!(command, Command::Demo { .. })).await?;
     let base_url = format!("http://{}", server.local_addr()?);
-    tracing::info!(version = env!("CARGO_PKG_VERSION"), url = %base_url, "listening");
+    tracing::info!(version = process::VERSION, url = %base_url, "listening");
     if let Some(address) = server.admin_addr() {
         tracing::info!(admin = %format_args!("http://{address}"), "listening for the operator");
     }

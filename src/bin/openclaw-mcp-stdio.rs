@@ -9,7 +9,7 @@ use openclaw_mcp_proxy::stdio::{self, endpoint::Options};
 
 /// Connects an MCP client that can only start a process to the OpenClaw MCP Proxy.
 #[derive(Parser)]
-#[command(version)]
+#[command(name = "openclaw-mcp-stdio", version = process::VERSION)]
 struct Cli {
     /// The proxy's base URL [default: http://127.0.0.1:8000]
     #[arg(long, value_name = "URL", env = "OPENCLAW_PROXY_SERVER_URL")]

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 /// Lends tools of this computer to OpenClaw and any other MCP client, on this computer and through the OpenClaw MCP Proxy.
 #[derive(Parser)]
-#[command(version)]
+#[command(name = "openclaw-node", version = process::VERSION)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

@@ -19,6 +19,7 @@ Calls one command of the local MCP server and prints its result.
   --idempotency-key <key>  accepted and ignored
   --verbose                say on stderr what is done, and print errors whole
   -h, --help               print this
+  -V, --version            print the version; alone
 
 Exit codes: 0 it worked; 1 it did not; 2 the arguments are wrong.
 ";
