@@ -73,6 +73,23 @@ pub fn without_empty_variables(command: clap::Command) -> clap::Command {
     command.mut_subcommands(without_empty_variables)
 }
 
+/// Prints what `shell` needs to complete a program's commands and flags.
+///
+/// # Errors
+/// If `out` cannot be written.
+pub fn print_completions(
+    mut command: clap::Command,
+    shell: clap_complete::Shell,
+    out: &mut impl Write,
+) -> std::io::Result<()> {
+    let name = command.get_name().to_owned();
+    // By way of a buffer, because it would panic at a pipe that is closed.
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut command, name, &mut script);
+    out.write_all(&script)?;
+    out.flush()
+}
+
 /// The target of events for the audit log.
 pub const AUDIT_TARGET: &str = "openclaw_audit";
 

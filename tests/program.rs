@@ -243,3 +243,44 @@ async fn the_demo_finds_a_port_if_the_default_one_is_taken() {
     assert!(text(&refused.stderr).contains("OPENCLAW_PROXY_LISTEN"));
     drop(TestServer::start(&[]).await);
 }
+
+#[cfg(unix)]
+#[tokio::test]
+async fn shells_complete_commands_and_flags() {
+    let node = env!("CARGO_BIN_EXE_openclaw-node");
+    for (path, name, words, expected) in [
+        (PROGRAM, "openclaw-mcp-proxy", "doctor --app", "--app-token-file"),
+        (PROGRAM, "openclaw-mcp-proxy", "check", "check-config"),
+        (node, "openclaw-node", "serve --can", "--canvas-private-network"),
+    ] {
+        let script = r#"
+            source <("$0" completions bash)
+            COMP_WORDS=("$1" $2)
+            COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+            function=$(complete -p "$1" | grep -oP '(?<=-F )\S+')
+            "$function" "$1" "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD-1]}"
+            echo "${COMPREPLY[*]}"
+        "#;
+        let mut bash = Command::new("bash");
+        bash.args(["-c", script, path, name, words]).stdin(Stdio::null());
+        let completed = text(&output(bash).await.stdout);
+        assert!(completed.split_whitespace().any(|word| word == expected), "{words}: {completed}");
+        for shell in ["zsh", "fish", "powershell"] {
+            let mut command = Command::new(path);
+            command.args(["completions", shell]);
+            let script = text(&output(command).await.stdout);
+            assert!(script.contains(name) && script.contains(words.split(' ').next().unwrap()), "{shell}: {script}");
+        }
+    }
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn a_reader_that_has_seen_enough_is_no_crash() {
+    for arguments in ["completions bash", "check-config", "token"] {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &format!("{PROGRAM} {arguments} | true")]).env_remove("OPENCLAW_PROXY_LISTEN");
+        let stderr = text(&output(shell).await.stderr);
+        assert!(!stderr.contains("panicked"), "{arguments}: {stderr}");
+    }
+}

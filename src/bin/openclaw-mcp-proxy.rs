@@ -7,7 +7,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand};
+use clap_complete::Shell;
 use openclaw_mcp_proxy::auth::{Token, TokenHash, new_token};
 use openclaw_mcp_proxy::demo::Demo;
 use openclaw_mcp_proxy::doctor::{self, Base};
@@ -37,6 +38,11 @@ enum Command {
     Token,
     /// Ask the proxy that runs with these settings whether it is well; the exit code says.
     Health,
+    /// Print what a shell needs to complete this program's commands and flags.
+    Completions {
+        /// The shell
+        shell: Shell,
+    },
     /// Read every setting and every file that they name, as a start would, and say all that is wrong; 78 if there is
     /// something.
     CheckConfig,
@@ -74,61 +80,57 @@ const HEALTH_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let cli = Cli::parse();
-    if let Some(Command::Token) = cli.command {
-        return match print_token(&mut io::stdout()) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => fail(1, &error.to_string()),
-        };
-    }
-    if let Some(Command::CheckConfig) = cli.command {
-        return match start::check(Config::examine_env(), &mut io::stdout()) {
-            Ok(true) => ExitCode::SUCCESS,
-            Ok(false) => ExitCode::from(EXIT_CONFIG),
-            Err(error) => fail(1, &error.to_string()),
-        };
-    }
-    let config = match Config::from_env() {
-        Ok(config) => config,
-        Err(error) => return fail(EXIT_CONFIG, &error.to_string()),
-    };
-    if let Some(Command::Doctor(args)) = cli.command {
-        return match doctor(args, config).await {
-            Ok(true) => ExitCode::SUCCESS,
-            Ok(false) => ExitCode::FAILURE,
-            Err(why) => fail(EXIT_CONFIG, &why),
-        };
-    }
-    let open = |path: &PathBuf| Audit::open(path.clone()).map_err(|error| start::cannot_audit(path, &error));
-    let audit = match config.audit_file.as_ref().map(open).transpose() {
-        Ok(audit) => audit,
-        Err(why) => return fail(EXIT_CONFIG, &why),
-    };
-    if let Err(error) = process::init_logging(&config.log, config.log_format, audit.clone()) {
-        return fail(EXIT_CONFIG, &error);
-    }
-    match run(cli.command.unwrap_or(Command::Serve), config, audit).await {
-        Ok(()) => ExitCode::SUCCESS,
+    match run(Cli::parse().command.unwrap_or(Command::Serve)).await {
+        Ok(code) => code,
         Err(error) => {
             let is_config = matches!(error.downcast_ref(), Some(StartError::Config(_)));
-            fail(if is_config { EXIT_CONFIG } else { 1 }, &format!("{error:#}"))
+            complain(&format!("{error:#}"));
+            ExitCode::from(if is_config { EXIT_CONFIG } else { 1 })
         }
     }
 }
 
 #[expect(clippy::print_stderr, reason = "the one sentence with which the program ends")]
-fn fail(code: u8, message: &str) -> ExitCode {
+fn complain(message: &str) {
     eprintln!("openclaw-mcp-proxy: {message}");
-    ExitCode::from(code)
 }
 
-async fn run(command: Command, config: Config, audit: Option<Audit>) -> anyhow::Result<()> {
-    if matches!(command, Command::Health) {
-        return health(&config).await;
+async fn run(command: Command) -> anyhow::Result<ExitCode> {
+    let out = &mut io::stdout();
+    match command {
+        Command::Serve => serve(config()?, None).await?,
+        Command::Demo { once } => serve(config()?, Some(once)).await?,
+        Command::Token => print_token(out)?,
+        Command::Health => health(&config()?).await?,
+        Command::Completions { shell } => process::print_completions(Cli::command(), shell, out)?,
+        Command::CheckConfig => {
+            if !start::check(Config::examine_env(), out)? {
+                return Ok(ExitCode::from(EXIT_CONFIG));
+            }
+        }
+        Command::Doctor(args) => {
+            if !doctor(args, config()?, out).await? {
+                return Ok(ExitCode::FAILURE);
+            }
+        }
     }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn config() -> Result<Config, StartError> {
+    Config::from_env().map_err(|error| StartError::Config(error.to_string()))
+}
+
+/// Serves until it is told to stop; with the demo, if that is wanted, perhaps only for its one call.
+async fn serve(config: Config, demo_once: Option<bool>) -> anyhow::Result<()> {
+    let open = |path: &PathBuf| {
+        Audit::open(path.clone()).map_err(|error| StartError::Config(start::cannot_audit(path, &error)))
+    };
+    let audit = config.audit_file.as_ref().map(open).transpose()?;
+    process::init_logging(&config.log, config.log_format, audit.clone()).map_err(StartError::Config)?;
     let shutdown = process::shutdown_token()?;
     let warnings = config.warnings();
-    let server = bind(&config, matches!(command, Command::Demo { .. })).await?;
+    let server = bind(&config, demo_once.is_some()).await?;
     let base_url = format!("http://{}", server.local_addr()?);
     tracing::info!(version = process::VERSION, url = %base_url, "listening");
     if let Some(address) = server.admin_addr() {
@@ -137,26 +139,22 @@ async fn run(command: Command, config: Config, audit: Option<Audit>) -> anyhow::
     for warning in warnings {
         tracing::warn!("{warning}");
     }
-    match command {
-        Command::Serve | Command::Health | Command::Token | Command::CheckConfig | Command::Doctor(_) => {
-            let _reloading = reload_on_hangup(server.reload(), audit)?;
-            server.run(shutdown).await;
+    let Some(once) = demo_once else {
+        let _reloading = reload_on_hangup(server.reload(), audit)?;
+        server.run(shutdown).await;
+        return Ok(());
+    };
+    let demo = Demo { base_url, app_token: config.app_token, openclaw_token: config.openclaw_token };
+    let server = tokio::spawn(server.run(shutdown.clone()));
+    let stay = async {
+        if !once {
+            shutdown.cancelled().await
         }
-        Command::Demo { once } => {
-            let demo = Demo { base_url, app_token: config.app_token, openclaw_token: config.openclaw_token };
-            let server = tokio::spawn(server.run(shutdown.clone()));
-            let stay = async {
-                if !once {
-                    shutdown.cancelled().await
-                }
-            };
-            let result = demo.run(&mut io::stdout(), stay).await;
-            shutdown.cancel();
-            server.await?;
-            result?;
-        }
-    }
-    Ok(())
+    };
+    let result = demo.run(&mut io::stdout(), stay).await;
+    shutdown.cancel();
+    server.await?;
+    result
 }
 
 fn print_token(out: &mut impl Write) -> io::Result<()> {
@@ -192,8 +190,8 @@ fn reload_on_hangup<T>(_: T, _: Option<Audit>) -> io::Result<()> {
     Ok(())
 }
 
-/// Examines a deployment and tells what was found: whether all is well, or why the arguments cannot be used.
-async fn doctor(args: DoctorArgs, config: Config) -> Result<bool, String> {
+/// Examines a deployment and tells what was found: whether all is well.
+async fn doctor(args: DoctorArgs, config: Config, out: &mut impl Write) -> anyhow::Result<bool> {
     let own_url = || match &config.public_url {
         Some(url) => url.base.clone(),
         None => format!("http://{}", local_address(&config)),
@@ -202,27 +200,27 @@ async fn doctor(args: DoctorArgs, config: Config) -> Result<bool, String> {
     let default_idle = if args.thorough { doctor::THOROUGH_IDLE } else { doctor::QUICK_IDLE };
     let idle = args.idle.map_or(Some(default_idle), |idle| Duration::try_from_secs_f64(idle).ok());
     let most = doctor::MAX_IDLE;
-    let options = doctor::Options {
-        base: Base::parse(&args.url.unwrap_or_else(own_url))?,
+    let bad_idle = || StartError::Config(format!("--idle must be from 0 to {} seconds.", most.as_secs()));
+    let report = doctor::examine(&doctor::Options {
+        base: Base::parse(&args.url.unwrap_or_else(own_url)).map_err(StartError::Config)?,
         app_token: token(args.app_token_file.as_deref(), config.app_token)?,
         openclaw_token: token(args.openclaw_token_file.as_deref(), config.openclaw_token)?,
-        idle: idle
-            .filter(|idle| *idle <= most)
-            .ok_or_else(|| format!("--idle must be from 0 to {} seconds.", most.as_secs()))?,
+        idle: idle.filter(|idle| *idle <= most).ok_or_else(bad_idle)?,
         max_body_bytes: config.max_body_bytes,
-    };
-    let report = doctor::examine(&options).await;
-    let mut out = io::stdout().lock();
-    let printed = match args.json {
-        true => serde_json::to_writer(&mut out, &report).map_err(io::Error::from).and_then(|()| writeln!(out)),
-        false => report.print(&mut out),
-    };
-    printed.map_err(|error| format!("The report cannot be written: {error}."))?;
+    })
+    .await;
+    if args.json {
+        writeln!(out, "{}", serde_json::to_string(&report)?)?;
+    } else {
+        report.print(out)?;
+    }
     Ok(report.is_well())
 }
 
-fn read_token(file: &Path) -> Result<Token, String> {
-    let unusable = |why: &dyn std::fmt::Display| format!("The token file {} is not usable: {why}.", file.display());
+fn read_token(file: &Path) -> Result<Token, StartError> {
+    let unusable = |why: &dyn std::fmt::Display| {
+        StartError::Config(format!("The token file {} is not usable: {why}.", file.display()))
+    };
     let token = std::fs::read_to_string(file).map_err(|error| unusable(&error))?;
     let token = token.trim();
     let is_token = !token.is_empty() && token.bytes().all(|b| b.is_ascii_graphic());

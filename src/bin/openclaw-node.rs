@@ -4,6 +4,7 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap_complete::Shell;
 use openclaw_mcp_proxy::node::approvals::cli::ApprovalsArgs;
 use openclaw_mcp_proxy::node::lend::{self, LendArgs};
 use openclaw_mcp_proxy::node::serve::{self, ServeArgs, folder};
@@ -40,6 +41,11 @@ enum Command {
     Settings {
         #[command(subcommand)]
         command: SettingsCommand,
+    },
+    /// Print what a shell needs to complete this program's commands and flags.
+    Completions {
+        /// The shell
+        shell: Shell,
     },
 }
 
@@ -89,6 +95,9 @@ async fn main() -> ExitCode {
             until_stopped(lend).await
         }
         Command::Approvals(args) => return approvals(args),
+        Command::Completions { shell } => {
+            process::print_completions(Cli::command(), shell, out).map_err(|error| (false, error.to_string()))
+        }
         Command::Token { command } => token(&command, out).map_err(|error| (false, format!("{error:#}"))),
         Command::Settings { command } => settings(command, out).map_err(|error| (true, format!("{error:#}"))),
     };
