@@ -17,11 +17,12 @@
 //! | [`mcp::stream`], [`mcp::listen`] | event streams: of a call that runs, and of changes of the tools |
 //! | [`protocol`] | app ⇄ proxy on the wire: session ids, bridge frames, close codes |
 //! | [`auth`] | bearer tokens and their only comparison |
-//! | [`process`] | the version, logging, the audit log's file, signals |
+//! | [`process`], [`process::systemd`] | the version, logging, the audit log's file, signals; what systemd hears |
 //! | [`http_client`] | one HTTP request of a program to a server |
 //! | [`proxy`] | the server: connections, shutdown, shared state |
 //! | [`proxy::config`] | every setting, from the environment |
 //! | [`proxy::start`] | what can be wrong before it serves, in words; `check-config` |
+//! | [`proxy::listener`] | where it listens: TCP, a Unix socket, what systemd passes on |
 //! | [`proxy::routes`] | every route |
 //! | [`proxy::gate`] | Host, Origin and doubled headers; the public base URL |
 //! | [`proxy::api`] | what apps call: sessions and the bridge's upgrade |

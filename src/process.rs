@@ -1,5 +1,7 @@
 //! What a program of this package does before and after its work: logging, and hearing that it should stop.
 
+pub mod systemd;
+
 use std::fs::{File, OpenOptions};
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};

@@ -13,6 +13,7 @@ pub mod connection;
 pub mod cors;
 pub mod error;
 pub mod gate;
+pub mod listener;
 pub mod mcp;
 pub mod memory;
 pub mod metrics;
@@ -39,7 +40,6 @@ use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -50,6 +50,7 @@ use bridge::socket::{Graces, SocketSettings};
 use config::Config;
 use connection::{Busy, ClientStream, Clocks};
 use gate::Gate;
+use listener::{Listen, Listener, Stream};
 use metrics::{Label, Limit};
 use rates::Rates;
 use records::Records;
@@ -76,7 +77,7 @@ pub struct ProxyState {
     config: Config,
     gate: Gate,
     /// Where it listens.
-    address: SocketAddr,
+    address: Listen,
     started: SystemTime,
     tenants: Tenants,
     registry: Registry,
@@ -100,7 +101,7 @@ pub struct ProxyState {
 }
 
 impl ProxyState {
-    fn new(config: Config, address: SocketAddr) -> Result<Self, TenantsError> {
+    fn new(config: Config, address: Listen) -> Result<Self, TenantsError> {
         let limits = BridgeLimits {
             calls: config.max_calls_per_session,
             call_bytes: config.max_call_bytes_per_session,
@@ -187,11 +188,20 @@ struct Peer {
     _permit: Arc<OwnedSemaphorePermit>,
 }
 
+/// Why the operator's address cannot be listened on.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot listen on {address} for the operator: {error}; set OPENCLAW_PROXY_ADMIN_LISTEN to another address.")]
+pub struct OperatorError {
+    address: SocketAddr,
+    error: io::Error,
+}
+
 /// A proxy that listens.
 #[derive(Debug)]
 pub struct Server {
-    listener: TcpListener,
-    admin: Option<TcpListener>,
+    listener: Listener,
+    address: Listen,
+    admin: Option<Listener>,
     state_file: Option<StateFile>,
     state: Arc<ProxyState>,
 }
@@ -202,20 +212,24 @@ impl Server {
     /// # Errors
     /// If the address cannot be bound.
     pub async fn bind(config: Config) -> io::Result<Self> {
-        let listener = TcpListener::bind(config.listen).await?;
-        let admin = match config.admin_listen {
-            Some(address) => Some(TcpListener::bind(address).await?),
-            None => None,
-        };
-        Self::new(config, listener, admin)
+        let listener = Listener::bind(&config.listen).await?;
+        Self::on(listener, config).await
     }
 
-    /// Serves on listeners that are bound already; the second one is the operator's.
+    /// Serves on a listener that is bound already, and listens for the operator where the settings say.
     ///
     /// # Errors
-    /// If the listener has no address, or a file that the settings name cannot be used.
-    pub fn new(config: Config, listener: TcpListener, admin: Option<TcpListener>) -> io::Result<Self> {
-        let state = ProxyState::new(config, listener.local_addr()?).map_err(io::Error::other)?;
+    /// If the operator's address cannot be bound, or a file that the settings name cannot be used.
+    pub async fn on(listener: Listener, config: Config) -> io::Result<Self> {
+        let admin = match config.admin_listen {
+            None => None,
+            Some(address) => {
+                let bound = Listener::bind(&Listen::Tcp(address)).await;
+                Some(bound.map_err(|error| io::Error::other(OperatorError { address, error }))?)
+            }
+        };
+        let address = listener.address()?;
+        let state = ProxyState::new(config, address.clone()).map_err(io::Error::other)?;
         let state_file = match &state.config.state_file {
             None => None,
             Some(path) => {
@@ -227,7 +241,7 @@ impl Server {
                 Some(file)
             }
         };
-        Ok(Server { state: Arc::new(state), listener, admin, state_file })
+        Ok(Server { listener, address, admin, state_file, state: Arc::new(state) })
     }
 
     /// What reads the file of tenants again; its answer is a sentence for the log. Bridges of those who are still
@@ -243,17 +257,14 @@ impl Server {
         }
     }
 
-    /// The address that is listened on.
-    ///
-    /// # Errors
-    /// If the listener has none.
-    pub fn local_addr(&self) -> io::Result<std::net::SocketAddr> {
-        self.listener.local_addr()
+    /// Where it listens.
+    pub fn address(&self) -> &Listen {
+        &self.address
     }
 
     /// The operator's address, if there is one.
     pub fn admin_addr(&self) -> Option<SocketAddr> {
-        self.admin.as_ref().and_then(|listener| listener.local_addr().ok())
+        self.admin.as_ref().and_then(|listener| listener.address().ok()?.tcp())
     }
 
     /// The sessions, for tests and for the program around the server.
@@ -265,7 +276,7 @@ impl Server {
     /// Serves until `shutdown`, and then until the calls in flight have ended or their time is over: new calls are
     /// refused, streams of changes end, calls are finished, bridges are closed with 1012.
     pub async fn run(self, shutdown: CancellationToken) {
-        let Server { listener, admin, state_file, state } = self;
+        let Server { listener, admin, state_file, state, .. } = self;
         let stop_keeping = CancellationToken::new();
         let keeper = state_file.zip(state.changes.clone()).map(|(file, changes)| {
             tokio::spawn(state_file::keep(file, changes, Arc::clone(&state), stop_keeping.clone()))
@@ -354,7 +365,7 @@ impl Door {
 }
 
 /// Serves the operator until nothing may be waited for any more: how the process ends can be watched.
-async fn serve_operator(listener: TcpListener, state: Arc<ProxyState>) {
+async fn serve_operator(listener: Listener, state: Arc<ProxyState>) {
     let connections = TaskTracker::new();
     accept(&listener, &Door::operator(&state), &state, &connections, &state.closing).await;
     connections.close();
@@ -365,7 +376,7 @@ async fn serve_operator(listener: TcpListener, state: Arc<ProxyState>) {
 
 /// Accepts connections until `shutdown`.
 async fn accept(
-    listener: &TcpListener,
+    listener: &Listener,
     door: &Door,
     state: &Arc<ProxyState>,
     connections: &TaskTracker,
@@ -374,7 +385,7 @@ async fn accept(
     let mut complaints = Complaints::default();
     while let Some(accepted) = shutdown.run_until_cancelled(listener.accept()).await {
         let (stream, ip) = match accepted {
-            Ok((stream, address)) => (stream, address.ip().to_canonical()),
+            Ok(accepted) => accepted,
             Err(error) => {
                 if complaints.allow() {
                     tracing::warn!(%error, "cannot accept connections");
@@ -390,8 +401,6 @@ async fn accept(
             }
             continue;
         };
-        // Frames and answers are small and someone waits for each of them.
-        let _delayed = stream.set_nodelay(true);
         let peer = Peer { ip, _permit: Arc::new(permit) };
         connections.spawn(serve(stream, peer, door.router.clone(), Arc::clone(state), shutdown.clone()));
     }
@@ -399,7 +408,7 @@ async fn accept(
 
 /// Serves one connection.
 async fn serve(
-    stream: TcpStream,
+    stream: Stream,
     peer: Peer,
     router: TowerToHyperService<Router>,
     state: Arc<ProxyState>,

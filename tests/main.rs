@@ -103,6 +103,9 @@ mod slow;
 mod start;
 /// The stdio program.
 mod stdio;
+/// systemd's sockets, messages and units; Unix sockets.
+#[cfg(target_os = "linux")]
+mod systemd;
 /// Many tenants: whose token opens what.
 #[cfg(unix)]
 mod tenants;

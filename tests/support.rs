@@ -57,14 +57,9 @@ impl TestServer {
         let settings = settings.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
         let pairs = [listen].into_iter().chain(settings).map(|(name, value)| (format!("OPENCLAW_PROXY_{name}"), value));
         let config = Config::from_pairs(pairs).expect("the settings of a test are usable");
-        let listener = TcpListener::bind(config.listen).await.unwrap();
-        let admin = match config.admin_listen {
-            Some(address) => Some(TcpListener::bind(address).await.unwrap()),
-            None => None,
-        };
-        let server = Server::new(config, listener, admin).unwrap();
+        let server = Server::bind(config).await.unwrap();
         let admin = server.admin_addr().map(|address| format!("http://{address}"));
-        let port = server.local_addr().unwrap().port();
+        let port = server.address().tcp().unwrap().port();
         let shutdown = CancellationToken::new();
         let running = tokio::spawn(server.run(shutdown.clone()));
         TestServer { base: format!("http://127.0.0.1:{port}"), port, admin, shutdown, running: Some(running) }

@@ -12,9 +12,11 @@ use clap_complete::Shell;
 use openclaw_mcp_proxy::auth::{Token, TokenHash, new_token};
 use openclaw_mcp_proxy::demo::Demo;
 use openclaw_mcp_proxy::doctor::{self, Base};
-use openclaw_mcp_proxy::process::{self, Audit};
+use openclaw_mcp_proxy::process::{self, Audit, systemd};
+use openclaw_mcp_proxy::proxy::config::Config;
+use openclaw_mcp_proxy::proxy::listener::{Listen, Listener};
 use openclaw_mcp_proxy::proxy::start::{self, StartError};
-use openclaw_mcp_proxy::proxy::{Server, config::Config, tenants::TenantsError};
+use openclaw_mcp_proxy::proxy::{Server, tenants::TenantsError};
 
 /// Lends an app's tools to OpenClaw and any other MCP client. Settings are OPENCLAW_PROXY_* environment variables.
 #[derive(Parser)]
@@ -98,8 +100,11 @@ fn complain(message: &str) {
 async fn run(command: Command) -> anyhow::Result<ExitCode> {
     let out = &mut io::stdout();
     match command {
-        Command::Serve => serve(config()?, None).await?,
-        Command::Demo { once } => serve(config()?, Some(once)).await?,
+        Command::Serve => {
+            let (config, listener) = settings()?;
+            serve(config, listener, None).await?;
+        }
+        Command::Demo { once } => serve(config()?, None, Some(once)).await?,
         Command::Token => print_token(out)?,
         Command::Health => health(&config()?).await?,
         Command::Completions { shell } => process::print_completions(Cli::command(), shell, out)?,
@@ -121,8 +126,20 @@ fn config() -> Result<Config, StartError> {
     Config::from_env().map_err(|error| StartError::Config(error.to_string()))
 }
 
+/// The settings, and the socket that systemd passed on, if it did; they are safe there, too.
+fn settings() -> anyhow::Result<(Config, Option<Listener>)> {
+    let config = config()?;
+    let passed = Listener::passed().context("systemd must pass one socket that listens");
+    let Some(listener) = passed.map_err(|error| StartError::Config(format!("{error:#}")))? else {
+        return Ok((config, None));
+    };
+    let address = listener.address().context("the socket that systemd passed")?;
+    let config = config.listening_on(address).map_err(|error| StartError::Config(error.to_string()))?;
+    Ok((config, Some(listener)))
+}
+
 /// Serves until it is told to stop; with the demo, if that is wanted, perhaps only for its one call.
-async fn serve(config: Config, demo_once: Option<bool>) -> anyhow::Result<()> {
+async fn serve(config: Config, listener: Option<Listener>, demo_once: Option<bool>) -> anyhow::Result<()> {
     let open = |path: &PathBuf| {
         Audit::open(path.clone()).map_err(|error| StartError::Config(start::cannot_audit(path, &error)))
     };
@@ -130,8 +147,11 @@ async fn serve(config: Config, demo_once: Option<bool>) -> anyhow::Result<()> {
     process::init_logging(&config.log, config.log_format, audit.clone()).map_err(StartError::Config)?;
     let shutdown = process::shutdown_token()?;
     let warnings = config.warnings();
-    let server = bind(&config, demo_once.is_some()).await?;
-    let base_url = format!("http://{}", server.local_addr()?);
+    let server = bind(&config, listener, demo_once.is_some()).await?;
+    let base_url = match server.address() {
+        Listen::Tcp(address) => format!("http://{address}"),
+        socket @ Listen::Unix(_) => socket.to_string(),
+    };
     tracing::info!(version = process::VERSION, url = %base_url, "listening");
     if let Some(address) = server.admin_addr() {
         tracing::info!(admin = %format_args!("http://{address}"), "listening for the operator");
@@ -141,9 +161,12 @@ async fn serve(config: Config, demo_once: Option<bool>) -> anyhow::Result<()> {
     }
     let Some(once) = demo_once else {
         let _reloading = reload_on_hangup(server.reload(), audit)?;
+        let sessions = server.registry();
+        let _supervised = systemd::supervise(shutdown.clone(), move || format!("{} chat sessions", sessions()));
         server.run(shutdown).await;
         return Ok(());
     };
+    anyhow::ensure!(server.address().tcp().is_some(), "the demo needs an address in OPENCLAW_PROXY_LISTEN");
     let demo = Demo { base_url, app_token: config.app_token, openclaw_token: config.openclaw_token };
     let server = tokio::spawn(server.run(shutdown.clone()));
     let stay = async {
@@ -173,13 +196,15 @@ fn reload_on_hangup(
     let mut task = tokio::task::JoinSet::new();
     task.spawn(async move {
         while hangups.recv().await.is_some() {
-            if let Some(Err(error)) = audit.as_ref().map(Audit::reopen) {
-                tracing::error!(%error, "the audit log cannot be opened anew; the old file is written on");
-            }
-            match reload() {
-                Ok(news) => tracing::info!("{news}"),
-                Err(error) => tracing::error!("{error} What was read before stays in force."),
-            }
+            systemd::while_reloading(|| {
+                if let Some(Err(error)) = audit.as_ref().map(Audit::reopen) {
+                    tracing::error!(%error, "the audit log cannot be opened anew; the old file is written on");
+                }
+                match reload() {
+                    Ok(news) => tracing::info!("{news}"),
+                    Err(error) => tracing::error!("{error} What was read before stays in force."),
+                }
+            });
         }
     });
     Ok(task)
@@ -192,9 +217,14 @@ fn reload_on_hangup<T>(_: T, _: Option<Audit>) -> io::Result<()> {
 
 /// Examines a deployment and tells what was found: whether all is well.
 async fn doctor(args: DoctorArgs, config: Config, out: &mut impl Write) -> anyhow::Result<bool> {
-    let own_url = || match &config.public_url {
-        Some(url) => url.base.clone(),
-        None => format!("http://{}", local_address(&config)),
+    let url = match (args.url, &config.public_url, &config.listen) {
+        (Some(url), ..) => url,
+        (None, Some(url), _) => url.base.clone(),
+        (None, None, Listen::Tcp(address)) => format!("http://{}", reachable(*address)),
+        (None, None, Listen::Unix(_)) => {
+            let what = "OPENCLAW_PROXY_LISTEN is a Unix socket: say with --url where the reverse proxy in front is.";
+            return Err(StartError::Config(what.to_owned()).into());
+        }
     };
     let token = |file: Option<&Path>, setting: Token| file.map_or(Ok(setting), read_token);
     let default_idle = if args.thorough { doctor::THOROUGH_IDLE } else { doctor::QUICK_IDLE };
@@ -202,7 +232,7 @@ async fn doctor(args: DoctorArgs, config: Config, out: &mut impl Write) -> anyho
     let most = doctor::MAX_IDLE;
     let bad_idle = || StartError::Config(format!("--idle must be from 0 to {} seconds.", most.as_secs()));
     let report = doctor::examine(&doctor::Options {
-        base: Base::parse(&args.url.unwrap_or_else(own_url)).map_err(StartError::Config)?,
+        base: Base::parse(&url).map_err(StartError::Config)?,
         app_token: token(args.app_token_file.as_deref(), config.app_token)?,
         openclaw_token: token(args.openclaw_token_file.as_deref(), config.openclaw_token)?,
         idle: idle.filter(|idle| *idle <= most).ok_or_else(bad_idle)?,
@@ -227,9 +257,22 @@ fn read_token(file: &Path) -> Result<Token, StartError> {
     if is_token { Ok(Token::new(token)) } else { Err(unusable(&"it must hold visible ASCII characters on one line")) }
 }
 
-/// Where the proxy that runs with these settings is reached on this machine.
-fn local_address(config: &Config) -> SocketAddr {
-    let mut address = config.listen;
+async fn health(config: &Config) -> anyhow::Result<()> {
+    let http = reqwest::Client::builder().timeout(HEALTH_TIMEOUT).no_proxy();
+    let (http, host) = match &config.listen {
+        Listen::Tcp(address) => (http, reachable(*address).to_string()),
+        #[cfg(unix)]
+        Listen::Unix(path) => (http.unix_socket(path.as_path()), "localhost".to_owned()),
+        #[cfg(not(unix))]
+        Listen::Unix(_) => anyhow::bail!("there are no Unix sockets here"),
+    };
+    let answer = http.build()?.get(format!("http://{host}/health")).send().await?.error_for_status()?.text().await?;
+    anyhow::ensure!(answer == "ok", "it answered something else than ok");
+    Ok(())
+}
+
+/// Where a server can be reached that listens at `address`, which may stand for all addresses.
+fn reachable(mut address: SocketAddr) -> SocketAddr {
     if address.ip().is_unspecified() {
         let is_v4 = address.is_ipv4();
         address.set_ip(if is_v4 { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() });
@@ -237,24 +280,20 @@ fn local_address(config: &Config) -> SocketAddr {
     address
 }
 
-async fn health(config: &Config) -> anyhow::Result<()> {
-    let address = local_address(config);
-    let http = reqwest::Client::builder().timeout(HEALTH_TIMEOUT).no_proxy().build()?;
-    let answer = http.get(format!("http://{address}/health")).send().await?.error_for_status()?.text().await?;
-    anyhow::ensure!(answer == "ok", "it answered something else than ok");
-    Ok(())
-}
-
 /// Listens where the settings say; the demo takes any port if the default one is taken.
-async fn bind(config: &Config, any_port: bool) -> anyhow::Result<Server> {
-    match Server::bind(config.clone()).await {
+async fn bind(config: &Config, passed: Option<Listener>, any_port: bool) -> anyhow::Result<Server> {
+    let server = match passed {
+        Some(listener) => Server::on(listener, config.clone()).await,
+        None => Server::bind(config.clone()).await,
+    };
+    match server {
         Err(error)
             if any_port && error.kind() == io::ErrorKind::AddrInUse && config.listen == Config::default().listen =>
         {
             let mut free = config.clone();
-            free.listen.set_port(0);
+            free.listen = Listen::Tcp((Ipv4Addr::LOCALHOST, 0).into());
             Server::bind(free).await.context("cannot listen on any port")
         }
-        result => result.map_err(|error| StartError::of(config.listen, &error).into()),
+        result => result.map_err(|error| StartError::of(&config.listen, &error).into()),
     }
 }

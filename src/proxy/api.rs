@@ -33,6 +33,7 @@ use crate::proxy::bridge::socket::{self, Life};
 use crate::proxy::connection::ClientStream;
 use crate::proxy::error::{ApiError, respond};
 use crate::proxy::gate;
+use crate::proxy::listener::Stream;
 use crate::proxy::memory::Share;
 use crate::proxy::metrics::{Limit, SessionEnd};
 use crate::proxy::registry::{Entry, Full, Owner};
@@ -233,7 +234,7 @@ pub async fn bridge(State(state): State<Arc<ProxyState>>, mut request: Request) 
                 Err(_) => return tracing::debug!("upgrade timed out"),
             };
             // Past hyper's own buffers, to the bare connection.
-            let Ok(parts) = upgraded.downcast::<TokioIo<ClientStream<tokio::net::TcpStream>>>() else {
+            let Ok(parts) = upgraded.downcast::<TokioIo<ClientStream<Stream>>>() else {
                 return tracing::error!("a connection is of another kind than those that are accepted");
             };
             let stream = parts.io.into_inner().upgraded(parts.read_buf);

@@ -12,6 +12,7 @@ use serde::{Deserialize, Deserializer};
 use crate::auth::Token;
 use crate::json;
 use crate::process::LogFormat;
+use crate::proxy::listener::Listen;
 use crate::proxy::session::ToolLimits;
 
 /// The prefix of every setting.
@@ -28,8 +29,8 @@ pub struct Config {
     pub app_token: Token,
     /// Bearer token of MCP clients. Empty: no authentication.
     pub openclaw_token: Token,
-    /// Where to listen.
-    pub listen: SocketAddr,
+    /// Where to listen, unless systemd passes a socket on.
+    pub listen: Listen,
     /// Where the operator's pages and numbers are; nowhere without it.
     pub admin_listen: Option<SocketAddr>,
     /// What opens them. Empty: nothing is asked for.
@@ -173,7 +174,7 @@ impl Default for Config {
         Config {
             app_token: Token::default(),
             openclaw_token: Token::default(),
-            listen: SocketAddr::from(([127, 0, 0, 1], 8000)),
+            listen: Listen::Tcp(SocketAddr::from(([127, 0, 0, 1], 8000))),
             admin_listen: None,
             admin_token: Token::default(),
             recent_calls: 200,
@@ -316,7 +317,9 @@ impl Config {
                 }
                 Err(error) => {
                     let hint = match name.as_str() {
-                        "OPENCLAW_PROXY_LISTEN" => "; write an address and a port, such as 127.0.0.1:8000",
+                        "OPENCLAW_PROXY_LISTEN" => {
+                            "; write an address and a port, such as 127.0.0.1:8000, or unix: and a path"
+                        }
                         _ => "; .env.example shows what it may be",
                     };
                     examined.problems.push(format!("{name} is not usable: {error}{hint}."));
@@ -340,6 +343,17 @@ impl Config {
         config.unknown = names.into_iter().filter(|name| !is_setting(&name[PREFIX.len()..])).collect();
         config.unknown.retain(|name| !OTHER_PROGRAMS.contains(&name.as_str()));
         Examined { config, ..examined }
+    }
+
+    /// These settings for a server that listens elsewhere than they say.
+    ///
+    /// # Errors
+    /// [`ConfigError`] if they are not safe there.
+    pub fn listening_on(mut self, listen: Listen) -> Result<Self, ConfigError> {
+        self.listen = listen;
+        let mut problems = Vec::new();
+        self.check(&mut problems);
+        problems.into_iter().next().map_or(Ok(self), refuse)
     }
 
     /// The bounds of a registration.
@@ -406,7 +420,7 @@ impl Config {
         }
         for (name, token) in self.tokens() {
             // With a file of tenants, an empty token is none.
-            if token.is_empty() && self.tenants_file.is_none() && !self.listen.ip().is_loopback() && !self.allow_open {
+            if token.is_empty() && self.tenants_file.is_none() && !self.listen.is_local() && !self.allow_open {
                 problems.push(format!(
                     "{name} is empty and {} can be reached from other machines: set the token, listen on 127.0.0.1, or set OPENCLAW_PROXY_ALLOW_OPEN=true.",
                     self.listen
@@ -717,8 +731,11 @@ mod tests {
     #[test]
     fn an_empty_token_needs_loopback_or_an_explicit_word() {
         let both = [("APP_TOKEN", "a"), ("OPENCLAW_TOKEN", "b")];
-        for listen in ["127.0.0.1:1", "[::1]:1", "0.0.0.0:1", "10.0.0.1:1"] {
-            let outside = !listen.starts_with("127") && !listen.starts_with("[::1]");
+        for listen in ["127.0.0.1:1", "[::1]:1", "unix:/a/b", "0.0.0.0:1", "10.0.0.1:1"] {
+            if cfg!(not(unix)) && listen.starts_with("unix:") {
+                continue;
+            }
+            let outside = listen.starts_with("0.0.0.0") || listen.starts_with("10.");
             for tokens in [&both[..0], &both[..1], &both[1..], &both[..]] {
                 for open in [false, true] {
                     let mut pairs = tokens.to_vec();
@@ -760,6 +777,7 @@ mod tests {
             ("ALLOWED_ORIGINS", "example.com", "ALLOWED_ORIGINS"),
             ("ALLOW_OPEN", "yes", "ALLOW_OPEN"),
             ("LISTEN", "localhost:8000", "such as 127.0.0.1:8000"),
+            ("LISTEN", "unix:", "names no Unix socket"),
             ("ALLOWED_HOSTS", "mcp.example:443", "ALLOWED_HOSTS"),
             ("MAX_CONNECTIONS", "18446744073709551615", "MAX_CONNECTIONS"),
             ("CANCEL_ON_DISCONNECT", "never", "CANCEL_ON_DISCONNECT"),

@@ -3,10 +3,13 @@
 
 use std::fs::OpenOptions;
 use std::io::{self, ErrorKind, Write};
-use std::net::{SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::path::Path;
 
+use super::OperatorError;
 use super::config::Examined;
+use super::listener::Listen;
+use super::state_file::StateFileError;
 use super::tenants::{Tenants, TenantsError};
 use crate::process;
 
@@ -23,24 +26,31 @@ pub enum StartError {
 
 impl StartError {
     /// What it means that a server could not be bound.
-    pub fn of(listen: SocketAddr, error: &io::Error) -> Self {
-        match error.get_ref().and_then(|error| error.downcast_ref::<TenantsError>()) {
-            Some(error) => StartError::Config(error.to_string()),
-            None => StartError::Listen(cannot_listen(listen, error)),
+    pub fn of(listen: &Listen, error: &io::Error) -> Self {
+        match error.get_ref() {
+            Some(inner) if inner.is::<TenantsError>() || inner.is::<StateFileError>() => {
+                StartError::Config(inner.to_string())
+            }
+            Some(inner) if inner.is::<OperatorError>() => StartError::Listen(inner.to_string()),
+            _ => StartError::Listen(cannot_listen(listen, error)),
         }
     }
 }
 
 /// Why an address cannot be listened on.
-fn cannot_listen(listen: SocketAddr, error: &io::Error) -> String {
-    let why = match error.kind() {
-        ErrorKind::AddrInUse => {
-            format!("another program does, as 'ss -ltnp sport = :{}' shows; stop it, or set OPENCLAW_PROXY_LISTEN to another port", listen.port())
+fn cannot_listen(listen: &Listen, error: &io::Error) -> String {
+    let why = match (listen, error.kind()) {
+        (Listen::Unix(_), ErrorKind::AddrInUse) => {
+            "another program does, or another file is there; set OPENCLAW_PROXY_LISTEN to another path".into()
         }
-        ErrorKind::AddrNotAvailable => {
+        (Listen::Unix(_), _) => format!("{error}; set OPENCLAW_PROXY_LISTEN to a path in a folder of the proxy's user"),
+        (Listen::Tcp(address), ErrorKind::AddrInUse) => {
+            format!("another program does, as 'ss -ltnp sport = :{}' shows; stop it, or set OPENCLAW_PROXY_LISTEN to another port", address.port())
+        }
+        (_, ErrorKind::AddrNotAvailable) => {
             "this machine has no such address; set OPENCLAW_PROXY_LISTEN to one that it has, or to 127.0.0.1 behind a reverse proxy on it".into()
         }
-        ErrorKind::PermissionDenied => {
+        (_, ErrorKind::PermissionDenied) => {
             "ports below 1024 need a privilege; set OPENCLAW_PROXY_LISTEN to a port from 1024 on behind a reverse proxy, or give the service AmbientCapabilities=CAP_NET_BIND_SERVICE".into()
         }
         _ => format!("{error}; set OPENCLAW_PROXY_LISTEN to another address"),
@@ -69,11 +79,13 @@ pub fn check(examined: Examined, out: &mut impl Write) -> io::Result<bool> {
         problems.extend(can_append(path).err().map(|error| cannot_audit(path, &error)));
     }
     let mut warnings = config.warnings();
-    match TcpListener::bind(config.listen) {
-        Ok(_) => {}
-        // The proxy itself, most likely: it is checked before it is started anew.
-        Err(error) if error.kind() == ErrorKind::AddrInUse => warnings.push(cannot_listen(config.listen, &error)),
-        Err(error) => problems.push(cannot_listen(config.listen, &error)),
+    if let Some(address) = config.listen.tcp() {
+        match TcpListener::bind(address) {
+            Ok(_) => {}
+            // The proxy itself, most likely: it is checked before it is started anew.
+            Err(error) if error.kind() == ErrorKind::AddrInUse => warnings.push(cannot_listen(&config.listen, &error)),
+            Err(error) => problems.push(cannot_listen(&config.listen, &error)),
+        }
     }
     if changed.is_empty() {
         writeln!(out, "Every setting has its default.")?;

@@ -117,7 +117,7 @@ fn row(state: &ProxyState, entry: &Entry) -> Value {
 fn base_url(state: &ProxyState) -> String {
     match &state.config.public_url {
         Some(url) => url.base.clone(),
-        None => format!("http://{}", state.address),
+        None => state.address.tcp().map_or_else(|| "http://localhost".into(), |address| format!("http://{address}")),
     }
 }
 
