@@ -1,4 +1,4 @@
-//! systemd: a socket that it passes on, and what it hears. And listening on a Unix socket.
+//! systemd: a socket that it passes on, what it hears, and its units. And listening on a Unix socket.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use tokio::process::{Child, Command};
 use tokio::task::{JoinHandle, JoinSet};
 
 use crate::program::{PROGRAM, program_by, serve};
-use crate::support::{App, McpClient, http, send, soon, tools, until};
+use crate::support::{App, McpClient, PATIENCE, http, send, soon, tools, until};
 
 const TOKENS: [(&str, &str); 2] = [("APP_TOKEN", "app-token"), ("OPENCLAW_TOKEN", "claw-token")];
 
@@ -277,4 +277,36 @@ async fn only_a_socket_that_was_left_behind_is_replaced() {
     refused().await;
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "a file of somebody's");
     std::fs::remove_file(&path).unwrap();
+}
+
+/// Both units, with a program that is really there.
+fn units(folder: &Folder) -> [String; 2] {
+    ["openclaw-mcp-proxy.service", "openclaw-mcp-proxy.socket"].map(|name| {
+        let unit = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy").join(name)).unwrap();
+        let installed = "ExecStart=/usr/local/bin/openclaw-mcp-proxy\n";
+        assert_eq!(unit.matches(installed).count(), usize::from(name.ends_with("service")), "{name}");
+        std::fs::write(folder.path(name), unit.replace(installed, &format!("ExecStart={PROGRAM}\n"))).unwrap();
+        folder.path(name)
+    })
+}
+
+async fn systemd_analyze(arguments: &[&str]) -> (bool, String) {
+    let mut command = Command::new("systemd-analyze");
+    // Colours are for terminals; no unit of this machine matters.
+    command.args(arguments).env("SYSTEMD_COLORS", "0").env("SYSTEMD_PAGER", "").kill_on_drop(true);
+    let output = tokio::time::timeout(PATIENCE, command.output()).await.unwrap();
+    let output = output.expect("systemd-analyze is there; install it: apt-get install systemd");
+    (output.status.success(), String::from_utf8([output.stdout, output.stderr].concat()).unwrap())
+}
+
+#[tokio::test]
+async fn the_units_are_understood_by_systemd_and_leave_little_exposed() {
+    let folder = Folder::new();
+    let [service, socket] = units(&folder);
+    // A line that systemd does not know is a warning, and so is one that does nothing.
+    let (_, said) = systemd_analyze(&["verify", "--man=no", &service, &socket]).await;
+    assert_eq!(said, "");
+    // From 0 to 100; that of a service that says nothing is 96.
+    let (is_below, said) = systemd_analyze(&["security", "--offline=true", "--threshold=10", &service]).await;
+    assert!(is_below, "{said}");
 }
