@@ -64,6 +64,11 @@ pub fn init_logging(filter: &str, format: LogFormat, audit: Option<Audit>) -> Re
     Ok(())
 }
 
+/// Writes the sentence with which a program ends. If nobody reads stderr any more, the program's code still counts.
+pub fn last_words(sentence: &str) {
+    let _unheard = writeln!(std::io::stderr(), "{sentence}");
+}
+
 /// A command whose flags take no empty variable for a value: an empty one counts as not set.
 pub fn without_empty_variables(command: clap::Command) -> clap::Command {
     let command = command.mut_args(|arg| match arg.get_env() {

@@ -93,6 +93,15 @@ async fn a_bad_setting_is_one_sentence_and_an_exit_code() {
 }
 
 #[tokio::test]
+async fn the_exit_code_counts_though_nobody_reads_why() {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut command = program(&[("MAX_TOOLS", "many")]);
+    command.stderr(writer);
+    assert_eq!(soon(command.status()).await.unwrap().code(), Some(78));
+}
+
+#[tokio::test]
 async fn settings_are_read_from_a_dot_env_file_beneath_the_environment() {
     let dir = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("dot-env-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();

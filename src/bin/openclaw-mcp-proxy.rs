@@ -86,15 +86,10 @@ async fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) => {
             let is_config = matches!(error.downcast_ref(), Some(StartError::Config(_)));
-            complain(&format!("{error:#}"));
+            process::last_words(&format!("openclaw-mcp-proxy: {error:#}"));
             ExitCode::from(if is_config { EXIT_CONFIG } else { 1 })
         }
     }
-}
-
-#[expect(clippy::print_stderr, reason = "the one sentence with which the program ends")]
-fn complain(message: &str) {
-    eprintln!("openclaw-mcp-proxy: {message}");
 }
 
 async fn run(command: Command) -> anyhow::Result<ExitCode> {

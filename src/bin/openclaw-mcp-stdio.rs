@@ -28,12 +28,11 @@ struct Cli {
     log: String,
 }
 
-#[expect(clippy::print_stderr, reason = "the one sentence with which the program ends")]
 fn main() -> ExitCode {
     match serve(Cli::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("openclaw-mcp-stdio: {error:#}");
+            process::last_words(&format!("openclaw-mcp-stdio: {error:#}"));
             ExitCode::FAILURE
         }
     }

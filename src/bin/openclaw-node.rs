@@ -155,8 +155,7 @@ fn settings(command: SettingsCommand, out: &mut impl Write) -> anyhow::Result<()
     Ok(())
 }
 
-#[expect(clippy::print_stderr, reason = "the one sentence with which the program ends")]
 fn fail(code: u8, message: &str) -> ExitCode {
-    eprintln!("openclaw-node: {message}");
+    process::last_words(&format!("openclaw-node: {message}"));
     ExitCode::from(code)
 }
