@@ -59,7 +59,7 @@ impl TestServer {
         let config = Config::from_pairs(pairs).expect("the settings of a test are usable");
         let server = Server::bind(config).await.unwrap();
         let admin = server.admin_addr().map(|address| format!("http://{address}"));
-        let port = server.address().tcp().unwrap().port();
+        let port = server.address().tcp().map_or(0, |address| address.port());
         let shutdown = CancellationToken::new();
         let running = tokio::spawn(server.run(shutdown.clone()));
         TestServer { base: format!("http://127.0.0.1:{port}"), port, admin, shutdown, running: Some(running) }

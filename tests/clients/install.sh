@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Installs the real MCP clients that the tests drive: install.sh [--heavy]
+# Installs the real MCP clients that the tests drive, and other programs that Debian does not have: install.sh [--heavy]
 #
-# One folder per client, with the exact versions of pins/<client>/, in $OCP_CLIENTS_DIR (default: target/clients).
+# One folder for each, with the exact versions of pins/<client>/, in $OCP_CLIENTS_DIR (default: target/clients).
 # --heavy adds OpenClaw and the Node it needs, about 700 MB, and the Autobahn testsuite, which needs Python 2.7. A client
 # whose pins have not changed is left alone.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 dir=${OCP_CLIENTS_DIR:-$here/../../target/clients}
-clients=(py-mcp2 py-mcp1 py-fastmcp node22 ts-v1 ts-v2 inspector mcporter conformance ws servers)
+clients=(py-mcp2 py-mcp1 py-fastmcp node22 ts-v1 ts-v2 inspector mcporter conformance ws servers traefik)
 
 fail() { echo "install.sh: $*" >&2; exit 1; }
 
