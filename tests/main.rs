@@ -61,6 +61,9 @@ mod fuzz;
 /// Whatever strangers, broken clients and bad apps send.
 #[cfg(unix)]
 mod hostile;
+/// The container image.
+#[cfg(target_os = "linux")]
+mod image;
 /// Every bound on both sides.
 mod limits;
 /// Hearing of changes of the tools.
