@@ -38,6 +38,9 @@ mod clients;
 /// The official conformance suite.
 #[cfg(unix)]
 mod conformance;
+/// The samples of deploy/ that no server of these tests reads.
+#[cfg(target_os = "linux")]
+mod deploy;
 /// Notifications and the position, of a desktop.
 #[cfg(all(unix, not(target_os = "macos")))]
 mod desktop;

