@@ -24,7 +24,7 @@ use http::{HeaderMap, StatusCode};
 
 use crate::json;
 use crate::jsonrpc::{self, INVALID_PARAMS, METHOD_NOT_FOUND, Params};
-use headers::ParamHeader;
+use headers::ParamHeaders;
 use listen::{ListenStream, Listeners};
 use result::Shape;
 use stream::CallStream;
@@ -94,7 +94,7 @@ pub struct ToolView<'a> {
     /// What it promises.
     pub output: Output,
     /// The arguments that modern clients repeat in headers.
-    pub param_headers: &'a [ParamHeader],
+    pub param_headers: &'a ParamHeaders,
 }
 
 /// What a tool answered, as text.

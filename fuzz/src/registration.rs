@@ -59,19 +59,29 @@ fn listed(tools: &ToolSet, given: &Value) {
         assert_eq!(modern["outputSchema"], *either(given, ["output_schema", "outputSchema"]));
         // Older clients drop the whole list for one that is no object.
         assert!(legacy["outputSchema"].is_null() || legacy["outputSchema"]["type"] == "object");
-        let mut headers: Vec<_> = tool.param_headers.iter().map(|param| &param.header).collect();
-        for param in &tool.param_headers {
-            assert!(http::HeaderName::from_bytes(param.header.as_bytes()).is_ok_and(|name| name == *param.header));
-            let annotated = param.path.iter().fold(&modern["inputSchema"], |at, name| &at["properties"][name]);
-            let annotation = annotated["x-mcp-header"].as_str().expect("it is where the path leads");
-            assert_eq!(param.header, format!("mcp-param-{}", annotation.to_ascii_lowercase()));
-        }
+        let mut headers = Vec::new();
+        annotated(&modern["inputSchema"], &mut |header, arguments| {
+            assert!(http::HeaderName::from_bytes(header.as_bytes()).is_ok_and(|name| name == header));
+            let arguments = arguments.to_string();
+            assert_eq!(tool.param_headers.values(&arguments).expect("it is given once").get(header), Some(&"1"));
+            headers.push(header.to_owned());
+        });
         headers.sort();
         headers.dedup();
         assert_eq!(headers.len(), tool.param_headers.len());
         for schema in [&modern["inputSchema"], &modern["outputSchema"]] {
             leads_nowhere_else(schema);
         }
+    }
+}
+
+/// The header of each annotated property, and arguments that give it the value 1.
+fn annotated(schema: &Value, each: &mut dyn FnMut(&str, Value)) {
+    for (name, property) in schema["properties"].as_object().into_iter().flatten() {
+        if let Some(header) = property["x-mcp-header"].as_str() {
+            each(&format!("mcp-param-{}", header.to_ascii_lowercase()), json!({ name: 1 }));
+        }
+        annotated(property, &mut |header, value| each(header, json!({ name: value })));
     }
 }
 

@@ -19,8 +19,13 @@ use tokio::runtime::{Builder, Runtime};
 use super::{DEPTH, json};
 
 /// The bounds of registrations, as they are unless set otherwise.
-pub(super) const TOOL_LIMITS: ToolLimits =
-    ToolLimits { tools: 512, tool_bytes: 64 * 1024, tools_bytes: 2 * 1024 * 1024, json_depth: DEPTH };
+pub(super) const TOOL_LIMITS: ToolLimits = ToolLimits {
+    tools: 512,
+    tool_bytes: 64 * 1024,
+    tools_bytes: 2 * 1024 * 1024,
+    param_headers: 64,
+    json_depth: DEPTH,
+};
 
 /// The session that the corpus's frames name.
 pub(super) const SESSION: &str = "0123456789abcdef0123456789abcdef";

@@ -3,12 +3,15 @@
 //! whose headers say something else (Streamable HTTP, "Server Validation").
 
 use std::borrow::Cow;
+use std::collections::HashMap;
+use std::ops::Range;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use http::HeaderMap;
+use serde_json::Value;
 
-use crate::json;
+use crate::json::{self, JsonError, Reader};
 
 /// Names the protocol version of a request.
 pub const PROTOCOL_VERSION: &str = "mcp-protocol-version";
@@ -17,13 +20,133 @@ pub const METHOD: &str = "mcp-method";
 /// Repeats `params.name`.
 pub const NAME: &str = "mcp-name";
 
-/// An argument that clients also send as a header, named by `x-mcp-header` in the tool's schema.
+/// The arguments that clients also send as headers, named by `x-mcp-header` in the tool's schema: a tree of the
+/// properties that lead to them. It lies flat, and has what several paths have in common once, for it is kept as long as
+/// its tool, and may take no more than the schema does.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct ParamHeaders {
+    /// Names of properties and headers.
+    text: Box<str>,
+    properties: Box<[Property]>,
+    /// The properties of the arguments.
+    top: Range<usize>,
+}
+
+/// A property on the way to an argument, or the argument itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ParamHeader {
-    /// The header's name in lower case, `mcp-param-` included.
-    pub header: String,
-    /// The property names that lead from the arguments to the value.
-    pub path: Vec<String>,
+struct Property {
+    /// Where its name is in the text.
+    name: Range<usize>,
+    /// Where its header's name is, in lower case and with `mcp-param-`; empty if it has none.
+    header: Range<usize>,
+    /// Its own properties, in the order of their names.
+    below: Range<usize>,
+}
+
+impl ParamHeaders {
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.properties.is_empty()
+    }
+
+    /// How many arguments there are.
+    pub fn len(&self) -> usize {
+        self.headers().count()
+    }
+
+    /// Finds them in a schema whose annotations keep the rules.
+    pub fn of(schema: &Value) -> Self {
+        let (mut text, mut properties) = (String::new(), Vec::new());
+        let top = collect(schema, &mut text, &mut properties);
+        ParamHeaders { text: text.into(), properties: properties.into(), top }
+    }
+
+    /// The headers' names.
+    fn headers(&self) -> impl Iterator<Item = &str> {
+        self.properties.iter().map(|property| &self.text[property.header.clone()]).filter(|header| !header.is_empty())
+    }
+
+    /// The texts of those arguments that are given, and not null, by their headers, in one pass over `arguments`.
+    ///
+    /// # Errors
+    /// [`Twice`], if a property on the way is: whoever reads the body might take the other one.
+    pub fn values<'a>(&'a self, arguments: &'a str) -> Result<HashMap<&'a str, &'a str>, Twice> {
+        let mut values = HashMap::new();
+        // What is no object has no properties.
+        match self.read(&self.top, &mut Reader::new(arguments, json::MAX_DEPTH), &mut values) {
+            Err(Fault::Twice) => Err(Twice),
+            Ok(()) | Err(Fault::NoObject) => Ok(values),
+        }
+    }
+
+    fn read<'a>(
+        &'a self,
+        at: &Range<usize>,
+        reader: &mut Reader<'a>,
+        values: &mut HashMap<&'a str, &'a str>,
+    ) -> Result<(), Fault> {
+        let properties = &self.properties[at.clone()];
+        let mut seen = vec![false; properties.len()];
+        reader.begin_object()?;
+        while let Some(key) = reader.next_key()? {
+            let Ok(at) = properties.binary_search_by(|property| self.text[property.name.clone()].cmp(&key)) else {
+                reader.value()?;
+                continue;
+            };
+            if std::mem::replace(&mut seen[at], true) {
+                return Err(Fault::Twice);
+            }
+            let Property { header, below, .. } = &properties[at];
+            let mark = reader.mark();
+            if !below.is_empty() && reader.peek() == Some(b'{') {
+                self.read(below, reader, values)?;
+            } else {
+                reader.value()?;
+            }
+            let value = reader.since(mark);
+            if !header.is_empty() && value != "null" {
+                values.insert(&self.text[header.clone()], value);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Adds those properties of a schema that lead to annotated ones; where they are now.
+fn collect(schema: &Value, text: &mut String, properties: &mut Vec<Property>) -> Range<usize> {
+    let push = |text: &mut String, parts: [&str; 2]| {
+        let start = text.len();
+        text.extend(parts);
+        start..text.len()
+    };
+    let mut own = Vec::new();
+    for (name, schema) in schema.get("properties").and_then(Value::as_object).into_iter().flatten() {
+        let below = collect(schema, text, properties);
+        let header = schema.get("x-mcp-header").and_then(Value::as_str);
+        if header.is_some() || !below.is_empty() {
+            let header = header.map_or(0..0, |header| push(text, ["mcp-param-", &header.to_ascii_lowercase()]));
+            own.push(Property { name: push(text, [name, ""]), header, below });
+        }
+    }
+    own.sort_unstable_by(|a, b| text[a.name.clone()].cmp(&text[b.name.clone()]));
+    let start = properties.len();
+    properties.extend(own);
+    start..properties.len()
+}
+
+/// An argument that a header repeats, or an object on the way to it, is given twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Twice;
+
+enum Fault {
+    NoObject,
+    Twice,
+}
+
+impl From<JsonError> for Fault {
+    fn from(_: JsonError) -> Self {
+        Fault::NoObject
+    }
 }
 
 /// The one value of a header: `Ok(None)` if it is absent.
@@ -55,22 +178,24 @@ pub fn expect(headers: &HeaderMap, name: &str, expected: &str, encoded: bool) ->
 ///
 /// # Errors
 /// A sentence for the client's developer. It holds no argument.
-pub fn expect_params(headers: &HeaderMap, params: &[ParamHeader], arguments: &str) -> Result<(), String> {
-    for param in params {
-        let mut value = Some(arguments);
-        for name in &param.path {
-            value = value.and_then(|object| json::member(object, name));
-        }
-        let given = single(headers, &param.header)?;
-        let Some(value) = value.filter(|value| *value != "null") else {
+pub fn expect_params(headers: &HeaderMap, params: &ParamHeaders, arguments: &str) -> Result<(), String> {
+    if params.is_empty() {
+        return Ok(());
+    }
+    let values = params
+        .values(arguments)
+        .map_err(|Twice| "An argument that a header repeats, or an object that it is in, is given twice.".to_owned())?;
+    for header in params.headers() {
+        let given = single(headers, header)?;
+        let Some(&value) = values.get(header) else {
             // The value is not in the body, so no header is expected; one that is there says too much.
             if given.is_some() {
-                return Err(format!("The header {} is given, but its argument is not.", param.header));
+                return Err(format!("The header {header} is given, but its argument is not."));
             }
             continue;
         };
-        let Some(given) = given else { return Err(format!("The header {} is missing.", param.header)) };
-        let given = decode(&param.header, given)?;
+        let Some(given) = given else { return Err(format!("The header {header} is missing.")) };
+        let given = decode(header, given)?;
         let agrees = match json::as_string(value) {
             Some(text) => text == given,
             // Integers are compared as numbers: 42.0 is 42.
@@ -80,7 +205,7 @@ pub fn expect_params(headers: &HeaderMap, params: &[ParamHeader], arguments: &st
             None => value == given,
         };
         if !agrees {
-            return Err(format!("The header {} does not say what its argument says.", param.header));
+            return Err(format!("The header {header} does not say what its argument says."));
         }
     }
     Ok(())
@@ -99,6 +224,7 @@ fn decode<'a>(name: &str, value: &'a str) -> Result<Cow<'a, str>, String> {
 mod tests {
     use super::*;
     use http::{HeaderName, HeaderValue};
+    use serde_json::json;
 
     fn headers(pairs: &[(&str, &str)]) -> HeaderMap {
         let mut headers = HeaderMap::new();
@@ -130,11 +256,11 @@ mod tests {
 
     #[test]
     fn params_agree_with_the_arguments_by_value() {
-        let param = |name: &str, path: &[&str]| ParamHeader {
-            header: format!("mcp-param-{name}"),
-            path: path.iter().map(|&name| name.to_owned()).collect(),
-        };
-        let params = [param("s", &["o", "s"]), param("n", &["n"]), param("b", &["b"])];
+        let params = ParamHeaders::of(&json!({ "properties": {
+            "o": { "properties": { "s": { "x-mcp-header": "S" } } },
+            "n": { "x-mcp-header": "n" },
+            "b": { "x-mcp-header": "b" },
+        } }));
         let check = |pairs: &[(&str, &str)], arguments| expect_params(&headers(pairs), &params, arguments);
         let all = r#"{"o":{"s":"\u4e16"},"n":42,"b":true}"#;
         let good = [("mcp-param-s", "=?base64?5LiW?="), ("mcp-param-n", "42.0"), ("mcp-param-b", "true")];
@@ -148,5 +274,36 @@ mod tests {
         // Numbers that are too small to be told apart by their value are told apart by their text.
         let tiny = |given| check(&[("mcp-param-n", given)], r#"{"n":2e-9999999999999999999}"#);
         assert!(tiny("2e-9999999999999999999").is_ok() && tiny("1e-9999999999999999999").is_err());
+    }
+
+    #[test]
+    fn arguments_are_found_wherever_they_are_and_only_once() {
+        let below = json!({ "a": { "x-mcp-header": "a" }, "p": { "properties": { "b": { "x-mcp-header": "b" } } } });
+        let params = ParamHeaders::of(&json!({ "properties": {
+            "o": { "x-mcp-header": "o", "properties": below },
+            "c": { "x-mcp-header": "c" },
+            "x": { "type": "string" },
+        } }));
+        assert_eq!(params.len(), 4);
+        let values = |arguments| {
+            let values = params.values(arguments).map(|values| {
+                let mut values: Vec<(&str, &str)> = values.into_iter().collect();
+                values.sort_unstable();
+                values
+            });
+            values.map(|values| values.iter().map(|(header, text)| format!("{}{text}", &header[10..])).collect())
+        };
+        let found = |all: &[&str]| Ok(all.iter().map(|&text| text.to_owned()).collect::<Vec<_>>());
+        assert_eq!(values(r#"{"x":{"a":1},"a":2,"c" : [ 3 ] }"#), found(&["c[ 3 ]"]));
+        let nested = r#"{"\u006f":{"p":{"x":0,"b":"1"},"a":null},"c":null}"#;
+        assert_eq!(values(nested), found(&[r#"b"1""#, r#"o{"p":{"x":0,"b":"1"},"a":null}"#]));
+        for none in ["{}", "[]", r#"{"o":null}"#, r#"{"x":1}"#] {
+            assert_eq!(values(none), found(&[]), "{none}");
+        }
+        assert_eq!(values(r#"{"o":[{"a":1}],"c":1}"#), found(&["c1", r#"o[{"a":1}]"#]));
+        assert_eq!(values(r#"{"x":1,"x":2,"o":{"y":1,"y":2}}"#), found(&[r#"o{"y":1,"y":2}"#]));
+        for twice in [r#"{"c":1,"c":1}"#, r#"{"o":{"a":1},"o":{}}"#, r#"{"o":{"p":0,"p":{"b":1}}}"#] {
+            assert_eq!(values(twice), Err(Twice), "{twice}");
+        }
     }
 }

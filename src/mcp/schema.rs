@@ -8,7 +8,7 @@ use std::collections::HashSet;
 
 use serde_json::{Map, Value};
 
-use super::headers::ParamHeader;
+use super::headers::ParamHeaders;
 
 /// One keyword of a schema, or of a schema within it.
 #[derive(Debug, Clone, Copy)]
@@ -19,8 +19,8 @@ pub struct Keyword<'a> {
     pub value: &'a Value,
     /// The schema that it belongs to.
     schema: &'a Map<String, Value>,
-    /// The property names that lead to that schema; `None` if something else than `properties` lies between.
-    path: Option<&'a [String]>,
+    /// Whether that is the schema of an argument, or of one within an argument: reached through `properties` alone.
+    is_argument: bool,
 }
 
 /// Calls `each` for every keyword of `schema` and of the schemas within it.
@@ -28,38 +28,43 @@ pub struct Keyword<'a> {
 /// # Errors
 /// The first error of `each`.
 pub fn walk(schema: &Value, each: &mut impl FnMut(Keyword<'_>) -> Result<(), String>) -> Result<(), String> {
-    walk_from(schema, Some(&mut Vec::new()), each)
+    walk_from(schema, Place::Root, each)
+}
+
+/// Where a schema is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Root,
+    /// Reached through `properties` alone.
+    Argument,
+    Elsewhere,
 }
 
 fn walk_from(
     schema: &Value,
-    mut path: Option<&mut Vec<String>>,
+    place: Place,
     each: &mut impl FnMut(Keyword<'_>) -> Result<(), String>,
 ) -> Result<(), String> {
     let object = match schema {
         Value::Object(object) => object,
-        Value::Array(schemas) => return schemas.iter().try_for_each(|schema| walk_from(schema, None, each)),
+        Value::Array(schemas) => {
+            return schemas.iter().try_for_each(|schema| walk_from(schema, Place::Elsewhere, each));
+        }
         _ => return Ok(()),
     };
     for (name, value) in object {
-        each(Keyword { name, value, schema: object, path: path.as_deref().map(Vec::as_slice) })?;
+        each(Keyword { name, value, schema: object, is_argument: place == Place::Argument })?;
         match name.as_str() {
             "properties" => {
-                for (name, property) in value.as_object().into_iter().flatten() {
-                    match path.as_deref_mut() {
-                        Some(path) => {
-                            path.push(name.clone());
-                            walk_from(property, Some(path), each)?;
-                            path.pop();
-                        }
-                        None => walk_from(property, None, each)?,
-                    }
+                let below = if place == Place::Elsewhere { place } else { Place::Argument };
+                for property in value.as_object().into_iter().flat_map(Map::values) {
+                    walk_from(property, below, each)?;
                 }
             }
             // Their keys are names, not keywords.
             "patternProperties" | "$defs" | "definitions" | "dependentSchemas" => {
                 for schema in value.as_object().into_iter().flat_map(Map::values) {
-                    walk_from(schema, None, each)?;
+                    walk_from(schema, Place::Elsewhere, each)?;
                 }
             }
             "items"
@@ -77,7 +82,7 @@ fn walk_from(
             | "if"
             | "then"
             | "else"
-            | "contentSchema" => walk_from(value, None, each)?,
+            | "contentSchema" => walk_from(value, Place::Elsewhere, each)?,
             // Data, or a keyword that nobody knows.
             _ => {}
         }
@@ -90,8 +95,8 @@ fn walk_from(
 /// # Errors
 /// A sentence for the tool's developer. A reference must lead to a place within the schema, for nothing is ever
 /// fetched; types must exist, for clients that compile the schema drop every tool otherwise.
-pub fn check(schema: &Value) -> Result<Vec<ParamHeader>, String> {
-    let mut headers = Vec::new();
+pub fn check(schema: &Value) -> Result<ParamHeaders, String> {
+    let mut headers = HashSet::new();
     let mut names = HashSet::new();
     let mut has_own_base = false;
     walk(schema, &mut |keyword| {
@@ -129,25 +134,25 @@ pub fn check(schema: &Value) -> Result<Vec<ParamHeader>, String> {
             }
             _ => {}
         }
-        keyword.collect_param_header(&mut headers)
+        keyword.check_param_header(&mut headers)
     })?;
-    Ok(headers)
+    Ok(ParamHeaders::of(schema))
 }
 
 /// The types of JSON Schema.
 const TYPES: [&str; 7] = ["object", "array", "string", "number", "integer", "boolean", "null"];
 
 impl Keyword<'_> {
-    /// Adds the header that this keyword asks for, if it is `x-mcp-header`, to those found before it.
+    /// Checks this keyword, if it is `x-mcp-header`, and adds its header to those `taken` before it.
     ///
     /// # Errors
     /// A sentence for the tool's developer, if it breaks the rules.
-    pub fn collect_param_header(&self, headers: &mut Vec<ParamHeader>) -> Result<(), String> {
+    fn check_param_header(&self, taken: &mut HashSet<String>) -> Result<(), String> {
         if self.name != "x-mcp-header" {
             return Ok(());
         }
         let invalid = |why: &str| Err(format!("x-mcp-header: {why}"));
-        let Some(path) = self.path.filter(|path| !path.is_empty()) else {
+        if !self.is_argument {
             return invalid("is only allowed on properties that are reached through 'properties' alone.");
         };
         let is_token = |c: char| c.is_ascii_alphanumeric() || "!#$%&'*+-.^_`|~".contains(c);
@@ -157,23 +162,21 @@ impl Keyword<'_> {
         if !matches!(self.schema.get("type").and_then(Value::as_str), Some("string" | "integer" | "boolean")) {
             return invalid("is only allowed on a property of type string, integer or boolean.");
         }
-        let header = format!("mcp-param-{}", name.to_ascii_lowercase());
-        if headers.iter().any(|other| other.header == header) {
+        if !taken.insert(name.to_ascii_lowercase()) {
             return invalid("must be unique, whatever the case of its letters.");
         }
-        headers.push(ParamHeader { header, path: path.to_vec() });
         Ok(())
     }
 }
 
-/// The arguments that clients repeat in headers, in the schema's order.
+/// The arguments that clients repeat in headers.
 ///
 /// # Errors
 /// A sentence for the tool's developer, if an annotation breaks the rules.
-pub fn param_headers(schema: &Value) -> Result<Vec<ParamHeader>, String> {
-    let mut headers = Vec::new();
-    walk(schema, &mut |keyword| keyword.collect_param_header(&mut headers))?;
-    Ok(headers)
+pub fn param_headers(schema: &Value) -> Result<ParamHeaders, String> {
+    let mut headers = HashSet::new();
+    walk(schema, &mut |keyword| keyword.check_param_header(&mut headers))?;
+    Ok(ParamHeaders::of(schema))
 }
 
 #[cfg(test)]
@@ -191,7 +194,7 @@ mod tests {
             json!({ "type": ["string", "null"], "x-vendor": { "type": "widget", "$ref": "http://x/" } }),
             json!({ "properties": { "$ref": { "type": "string" } }, "const": { "$ref": "http://x/" } }),
         ] {
-            assert_eq!(check(&good), Ok(Vec::new()), "{good}");
+            assert_eq!(check(&good), Ok(ParamHeaders::default()), "{good}");
         }
         for (bad, says) in [
             (json!({ "$ref": "http://127.0.0.1:9/" }), "$ref"),
@@ -210,8 +213,9 @@ mod tests {
     fn annotations_are_found_through_properties_alone() {
         let property = json!({ "type": "string", "x-mcp-header": "Region" });
         let found = param_headers(&json!({ "properties": { "o": { "properties": { "r": property } } } }));
-        let expected = ParamHeader { header: "mcp-param-region".into(), path: vec!["o".into(), "r".into()] };
-        assert_eq!(found, Ok(vec![expected]));
+        let found = found.unwrap();
+        let values = found.values(r#"{"o":{"r":"x"}}"#).unwrap();
+        assert_eq!((found.len(), values.get("mcp-param-region")), (1, Some(&r#""x""#)));
         for elsewhere in [
             json!({ "x-mcp-header": "Region", "type": "string" }),
             json!({ "items": property }),
@@ -221,6 +225,6 @@ mod tests {
             assert!(param_headers(&elsewhere).is_err(), "{elsewhere}");
         }
         let data = json!({ "properties": { "x-mcp-header": { "type": "string" } }, "default": property });
-        assert_eq!(param_headers(&data), Ok(Vec::new()));
+        assert_eq!(param_headers(&data), Ok(ParamHeaders::default()));
     }
 }

@@ -55,9 +55,9 @@ pub async fn create(State(state): State<Arc<ProxyState>>, request: Request) -> R
     }
     let body = json_body(&state, &caller.tenant, &parts.headers, request_body).await?;
     let text = checked_json(&state, &body)?;
-    let registration =
+    let mut registration =
         Registration::parse(text, &state.config.tool_limits()).map_err(|rejected| unprocessable(&state, rejected))?;
-    let warnings = registration.tools.warnings.clone();
+    let warnings = std::mem::take(&mut registration.tools.warnings);
     let no_random = |error: std::io::Error| {
         tracing::error!(%error, "no random numbers");
         ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "No secret can be made now; retry later.")
@@ -166,8 +166,8 @@ pub async fn put_tools(State(state): State<Arc<ProxyState>>, request: Request) -
 
 fn update_tools(state: &ProxyState, who: &Who, tools: &str) -> Result<(usize, Vec<String>)> {
     let tools = ToolSet::parse(tools, &state.config.tool_limits());
-    let tools = tools.map_err(|rejected| unprocessable(state, rejected))?;
-    let (count, warnings) = (tools.len(), tools.warnings.clone());
+    let mut tools = tools.map_err(|rejected| unprocessable(state, rejected))?;
+    let (count, warnings) = (tools.len(), std::mem::take(&mut tools.warnings));
     let id = who.session;
     if !state.registry.update_tools(id, tools, Instant::now()) {
         return Err(ApiError::unknown_session());

@@ -113,6 +113,8 @@ pub struct Config {
     pub max_tool_bytes: usize,
     /// The most bytes of all tool definitions of a session.
     pub max_tools_bytes: usize,
+    /// The most arguments of a tool that clients repeat in headers.
+    pub max_param_headers: usize,
     /// The most bytes of a request's body.
     pub max_body_bytes: usize,
     /// The most bytes of a call's HTTP answer.
@@ -208,6 +210,7 @@ impl Default for Config {
             max_tools: 512,
             max_tool_bytes: 64 * KIB,
             max_tools_bytes: 2 * MIB,
+            max_param_headers: 64,
             max_body_bytes: 4 * MIB,
             max_result_bytes: 10 * MIB,
             max_progress_bytes: 16 * KIB,
@@ -362,6 +365,7 @@ impl Config {
             tools: self.max_tools,
             tool_bytes: self.max_tool_bytes,
             tools_bytes: self.max_tools_bytes,
+            param_headers: self.max_param_headers,
             json_depth: self.max_json_depth,
         }
     }

@@ -158,6 +158,8 @@ label! {
         ToolBytes = "max_tool_bytes",
         /// `MAX_TOOLS_BYTES`
         ToolsBytes = "max_tools_bytes",
+        /// `MAX_PARAM_HEADERS`
+        ParamHeaders = "max_param_headers",
         /// `MAX_BODY_BYTES`
         BodyBytes = "max_body_bytes",
         /// `MAX_RESULT_BYTES`

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::json::{self, Reader};
 use crate::mcp::Output;
-use crate::mcp::headers::ParamHeader;
+use crate::mcp::headers::ParamHeaders;
 use crate::mcp::schema;
 use crate::protocol::{Features, SessionId, Spelling};
 use crate::proxy::metrics::Limit;
@@ -30,6 +30,8 @@ pub struct ToolLimits {
     pub tool_bytes: usize,
     /// The most bytes of all definitions together.
     pub tools_bytes: usize,
+    /// The most arguments of a tool that clients repeat in headers.
+    pub param_headers: usize,
     /// The deepest nesting of the body.
     pub json_depth: usize,
 }
@@ -112,7 +114,7 @@ pub struct Tool {
     /// The root type of `output_schema`, if it has one: clients then demand `structuredContent`.
     pub output: Output,
     /// The arguments that 2026-07-28 clients copy into HTTP headers.
-    pub param_headers: Vec<ParamHeader>,
+    pub param_headers: ParamHeaders,
 }
 
 /// Why a registration, or a change of tools, is not accepted.
@@ -167,7 +169,7 @@ impl ToolSet {
                 let advice = "many clients accept only 1 to 64 of A-Z a-z 0-9 _ . - in a name";
                 set.warnings.push(format!("{place}: {advice}."));
             }
-            let tool = definition.check(&place)?;
+            let tool = definition.check(&place, limits)?;
             for (list, with_output) in [(&mut legacy, tool.output == Output::Object), (&mut modern, true)] {
                 if index > 0 {
                     list.push(b',');
@@ -178,9 +180,11 @@ impl ToolSet {
         }
         legacy.push(b']');
         modern.push(b']');
-        set.modern_list = modern.into();
+        // Kept for as long as the session lives, so without room to grow.
+        set.modern_list = modern.into_boxed_slice().into();
         // Most often the two are the same, and then they share their bytes.
-        set.legacy_list = if legacy == set.modern_list { set.modern_list.clone() } else { legacy.into() };
+        set.legacy_list =
+            if legacy == set.modern_list { set.modern_list.clone() } else { legacy.into_boxed_slice().into() };
         Ok(set)
     }
 
@@ -439,17 +443,22 @@ impl<'a> Definition<'a> {
         format!("tools[{index}] '{}'", shown(&self.name))
     }
 
-    fn check(&self, place: &str) -> Result<Tool, String> {
+    fn check(&self, place: &str, limits: &ToolLimits) -> Result<Tool, Rejected> {
         let at = |error: String| format!("{place}: {error}");
-        let mut param_headers = Vec::new();
+        let mut param_headers = ParamHeaders::default();
         if let Some(schema) = self.input_schema {
             check_root(schema).map_err(|error| at(format!("input_schema: {error}")))?;
             param_headers = check_schema(schema).map_err(|error| at(format!("input_schema: {error}")))?;
+            let (count, limit) = (param_headers.len(), limits.param_headers);
+            if count > limit {
+                let error = format!("input_schema: {count} properties have an x-mcp-header; the limit is {limit}.");
+                return Err(Rejected { detail: at(error), limit: Some(Limit::ParamHeaders) });
+            }
         }
         let mut output = Output::Unspecified;
         if let Some(schema) = self.output_schema {
             if !json::is_object(schema) {
-                return Err(at("output_schema: an object is required.".into()));
+                return Err(at("output_schema: an object is required.".into()).into());
             }
             check_schema(schema).map_err(|error| at(format!("output_schema: {error}")))?;
             let is_object = json::member(schema, "type") == Some("\"object\"");
@@ -461,7 +470,7 @@ impl<'a> Definition<'a> {
         check_annotations(self.annotations).map_err(at)?;
         check_icons(self.icons).map_err(at)?;
         if self.meta.is_some_and(|meta| !json::is_object(meta)) {
-            return Err(at("_meta: an object is required.".into()));
+            return Err(at("_meta: an object is required.".into()).into());
         }
         Ok(Tool { output, param_headers })
     }
@@ -581,7 +590,7 @@ fn check_root(schema: &str) -> Result<(), String> {
 }
 
 /// Refuses what reaches beyond the schema, and finds the arguments that clients repeat in headers.
-fn check_schema(schema: &str) -> Result<Vec<ParamHeader>, String> {
+fn check_schema(schema: &str) -> Result<ParamHeaders, String> {
     let schema: Value = serde_json::from_str(schema).map_err(|error| format!("{error}."))?;
     schema::check(&schema)
 }
@@ -641,7 +650,8 @@ fn check_icons(icons: Option<&str>) -> Result<(), String> {
 mod tests {
     use super::*;
 
-    const LIMITS: ToolLimits = ToolLimits { tools: 3, tool_bytes: 400, tools_bytes: 700, json_depth: 16 };
+    const LIMITS: ToolLimits =
+        ToolLimits { tools: 3, tool_bytes: 400, tools_bytes: 700, param_headers: 2, json_depth: 16 };
 
     fn tools(text: &str) -> Result<ToolSet, String> {
         ToolSet::parse(text, &LIMITS).map_err(|rejected| rejected.detail)
@@ -749,6 +759,14 @@ mod tests {
             |n: usize| format!(r#"[{{"name":"a","input_schema":{{"default":{}{}}}}}]"#, "[".repeat(n), "]".repeat(n));
         assert!(tools(&deep(13)).is_ok());
         refused(&deep(14), "16 levels");
+        let annotated = |count: usize| {
+            let properties = (0..count).map(|n| format!(r#""p{n}":{{"type":"string","x-mcp-header":"h{n}"}}"#));
+            let properties = properties.collect::<Vec<_>>().join(",");
+            let inside = format!(r#"{{"properties":{{"o":{{"properties":{{{properties}}}}}}}}}"#);
+            format!(r#"[{{"name":"a","input_schema":{inside}}}]"#)
+        };
+        assert!(tools(&annotated(2)).is_ok());
+        refused(&annotated(3), "3 properties have an x-mcp-header; the limit is 2");
     }
 
     #[test]
@@ -762,8 +780,8 @@ mod tests {
     fn header_annotations_follow_the_six_constraints() {
         let schema = |properties: &str| format!(r#"[{{"name":"a","input_schema":{{"properties":{properties}}}}}]"#);
         let set = tools(&schema(r#"{"o":{"properties":{"r":{"type":"string","x-mcp-header":"Region"}}}}"#)).unwrap();
-        let expected = ParamHeader { header: "mcp-param-region".into(), path: vec!["o".into(), "r".into()] };
-        assert_eq!(set.get("a").unwrap().param_headers, [expected]);
+        let values = set.get("a").unwrap().param_headers.values(r#"{"o":{"r":1}}"#).unwrap();
+        assert_eq!(values.get("mcp-param-region"), Some(&"1"));
         for bad in [
             r#"{"r":{"type":"string","x-mcp-header":""}}"#,
             r#"{"r":{"type":"string","x-mcp-header":"a b"}}"#,

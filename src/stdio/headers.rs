@@ -4,6 +4,7 @@
 //! tools that went by in answers to tools/list. A tool whose annotations break the rules must not be offered over
 //! HTTP, so it is taken out of the list.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 
 use base64::Engine;
@@ -13,13 +14,13 @@ use serde_json::Value;
 
 use super::message::Outgoing;
 use crate::json::{self, MAX_DEPTH};
-use crate::mcp::headers::{METHOD, NAME, PROTOCOL_VERSION, ParamHeader};
+use crate::mcp::headers::{METHOD, NAME, PROTOCOL_VERSION, ParamHeaders};
 use crate::mcp::schema;
 
 /// The tools with arguments that are repeated in headers.
 #[derive(Debug, Default)]
 pub struct KnownTools {
-    tools: HashMap<String, Vec<ParamHeader>>,
+    tools: HashMap<String, ParamHeaders>,
 }
 
 impl KnownTools {
@@ -42,11 +43,10 @@ impl KnownTools {
             && let Some(known) = self.tools.get(&*name)
         {
             let arguments = json::member(params, "arguments").unwrap_or("{}");
-            for param in known {
-                if let (Ok(header), Some(argument)) =
-                    (param.header.parse::<HeaderName>(), argument(arguments, &param.path))
-                {
-                    headers.insert(header, value(&argument));
+            // Of arguments that are given twice there is no one value to repeat: the server says what it thinks of them.
+            for (header, argument) in known.values(arguments).unwrap_or_default() {
+                if let Ok(header) = header.parse::<HeaderName>() {
+                    headers.insert(header, value(&plain(argument)));
                 }
             }
         }
@@ -93,16 +93,9 @@ impl KnownTools {
     }
 }
 
-/// What a header says of the argument at `path`; `None` if there is no such argument, or it is null.
-fn argument(arguments: &str, path: &[String]) -> Option<String> {
-    let mut value = arguments;
-    for name in path {
-        value = json::member(value, name)?;
-    }
-    match value {
-        "null" => None,
-        _ => Some(json::as_string(value).map_or_else(|| decimal(value), std::borrow::Cow::into_owned)),
-    }
+/// What a header says of an argument.
+fn plain(argument: &str) -> Cow<'_, str> {
+    json::as_string(argument).unwrap_or_else(|| decimal(argument).into())
 }
 
 /// A whole number without point and exponent; any other text as it is.

@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::dispatch::{Answer, Called, Dispatcher, INTERNAL_ERROR, INTERNAL_ERROR_TEXT};
 use super::message::MAX_DEPTH;
 use crate::jsonrpc::{self, Message};
+use crate::mcp::headers::ParamHeaders;
 use crate::mcp::listen::Listeners;
 use crate::mcp::{self, AnswerSettings, CallParams, Era, Event, NotCalled, Output, Reply, ToolView, Tools};
 
@@ -36,7 +37,7 @@ pub(super) async fn answer(
         }
     };
     let request = mcp::Request { id, method: &method, params: &params, headers, accepts_stream: false };
-    let tools = Lent { dispatcher, transport, list: dispatcher.list().into() };
+    let tools = Lent { dispatcher, transport, list: dispatcher.list().into(), param_headers: ParamHeaders::default() };
     match mcp::dispatch(&request, Some(&tools), &SETTINGS).await {
         mcp::Answer::Json(status, body) => (status, body.into()),
         mcp::Answer::List(pieces) => (StatusCode::OK, pieces.concat()),
@@ -49,6 +50,8 @@ struct Lent<'a> {
     dispatcher: &'a Arc<Dispatcher>,
     transport: &'a CancellationToken,
     list: Bytes,
+    /// Commands ask for no headers.
+    param_headers: ParamHeaders,
 }
 
 /// A call in flight.
@@ -85,7 +88,7 @@ impl Tools for Lent<'_> {
 
     fn tool(&self, name: &str) -> Option<ToolView<'_>> {
         self.dispatcher.find(name.to_owned(), "null").ok()?;
-        Some(ToolView { output: Output::Unspecified, param_headers: &[] })
+        Some(ToolView { output: Output::Unspecified, param_headers: &self.param_headers })
     }
 
     fn call(&self, call: CallParams<'_>) -> Result<Running, NotCalled> {
