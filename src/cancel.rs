@@ -10,6 +10,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
 
 use crate::json;
+use crate::jsonrpc::MAX_ID_BYTES;
 
 /// How long a cancellation waits for its request, and how long an answered id is remembered.
 pub const TOMBSTONE_LIFE: Duration = Duration::from_secs(5);
@@ -62,8 +63,11 @@ impl Tombstones {
     }
 
     /// A cancellation matched no request in flight: let it wait, unless that id was just answered. Says whether it
-    /// waits.
+    /// waits. An id that is longer than those of requests waits for nothing, and would cost memory.
     pub fn bury(&mut self, id: &str, now: Instant) -> bool {
+        if id.len() > MAX_ID_BYTES {
+            return false;
+        }
         let is_live = |since: &Instant| now.duration_since(*since) < TOMBSTONE_LIFE;
         let hash = self.hasher.hash_one(id_key(id));
         if self.answered.iter().any(|(answered, since)| *answered == hash && is_live(since)) {
@@ -90,6 +94,15 @@ impl Tombstones {
         let key = id_key(id);
         let found = self.waiting.iter().position(|(waiting, _)| *waiting == key);
         found.map(|at| self.waiting.remove(at)).is_some()
+    }
+
+    /// Forgets what is over, with its memory.
+    pub fn sweep(&mut self, now: Instant) {
+        let is_live = |since: &Instant| now.duration_since(*since) < TOMBSTONE_LIFE;
+        self.waiting.retain(|(_, since)| is_live(since));
+        self.waiting.shrink_to_fit();
+        self.answered.retain(|(_, since)| is_live(since));
+        self.answered.shrink_to_fit();
     }
 
     /// A request was answered: a cancellation that is still on its way means nothing.
@@ -152,5 +165,19 @@ mod tests {
             stones.answered(&id.to_string(), start);
         }
         assert_eq!(stones.answered.len(), MAX_ANSWERED);
+        let kept = |stones: &Tombstones| (stones.waiting.capacity(), stones.answered.capacity());
+        stones.sweep(start + TOMBSTONE_LIFE / 2);
+        assert!(kept(&stones) >= (MAX_TOMBSTONES - 2, MAX_ANSWERED));
+        stones.sweep(start + TOMBSTONE_LIFE);
+        assert_eq!(kept(&stones), (0, 0));
+    }
+
+    #[test]
+    fn an_id_that_is_too_long_for_a_request_is_not_kept() {
+        let start = Instant::now();
+        let mut stones = Tombstones::default();
+        assert!(stones.bury(&format!("\"{}\"", "x".repeat(MAX_ID_BYTES - 2)), start));
+        assert!(!stones.bury(&format!("\"{}\"", "x".repeat(MAX_ID_BYTES - 1)), start));
+        assert_eq!(stones.waiting.len(), 1);
     }
 }

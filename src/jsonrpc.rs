@@ -55,7 +55,7 @@ pub struct Params<'a> {
     pub protocol_version: Option<&'a str>,
     /// initialize: the client's name and version.
     pub client_info: Option<&'a str>,
-    /// notifications/cancelled: the id of the request to cancel.
+    /// notifications/cancelled: the id of the request to cancel, if it is one that a request can have.
     pub request_id: Option<&'a str>,
     /// tools/call: answers to an earlier `input_required` result.
     pub input_responses: Option<&'a str>,
@@ -239,6 +239,7 @@ impl<'a> Draft<'a> {
                 *slot = None;
             }
         }
+        params.request_id = params.request_id.filter(|id| check_id(id).is_ok());
         Ok(())
     }
 
@@ -393,6 +394,24 @@ mod tests {
         let long = |n: usize| format!(r#"{{"jsonrpc":"2.0","id":"{}","method":"ping"}}"#, "x".repeat(n - 2));
         assert!(Message::parse(&long(MAX_ID_BYTES), 64).is_ok());
         assert!(refused(&long(MAX_ID_BYTES + 1)).2.contains("1025 bytes"));
+    }
+
+    #[test]
+    fn a_cancellation_of_what_can_be_no_request_names_none() {
+        let cancelled = |id: &str| {
+            let text = format!(r#"{{"jsonrpc":"2.0","method":"c","params":{{"requestId":{id}}}}}"#);
+            match Message::parse(&text, 64) {
+                Ok(Message::Notification { params, .. }) => params.request_id.map(str::to_owned),
+                other => panic!("{other:?}"),
+            }
+        };
+        let long = |n: usize| format!("\"{}\"", "x".repeat(n - 2));
+        for id in ["1", "\"1\"", "1e2", &long(MAX_ID_BYTES)] {
+            assert_eq!(cancelled(id).as_deref(), Some(id));
+        }
+        for id in ["null", "{}", "[1]", "1.5", "true", &long(MAX_ID_BYTES + 1)] {
+            assert_eq!(cancelled(id), None, "{id}");
+        }
     }
 
     #[test]

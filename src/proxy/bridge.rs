@@ -400,9 +400,10 @@ impl Bridge {
     }
 
     /// Ends the calls whose time has been over for five seconds. A caller ends its call itself, unless its client
-    /// takes nothing, so that the caller never gets to run.
-    pub fn end_overdue(&self, now: Instant) {
+    /// takes nothing, so that the caller never gets to run. And forgets cancellations that have waited long enough.
+    pub fn sweep(&self, now: Instant) {
         let mut state = self.state();
+        state.tombstones.sweep(now);
         let is_overdue = |call: &Pending| now.saturating_duration_since(call.deadline) > OVERDUE;
         let overdue: Vec<u64> = state.calls.iter().filter(|(_, call)| is_overdue(call)).map(|(n, _)| *n).collect();
         for number in overdue {
@@ -933,7 +934,7 @@ mod tests {
                 }
                 Step::Wait { seconds } => {
                     now += Duration::from_secs(seconds);
-                    bridge.end_overdue(now);
+                    bridge.sweep(now);
                 }
                 _ => {}
             }

@@ -260,7 +260,7 @@ impl Registry {
     pub fn sweep(&self, now: Instant) -> usize {
         let mut expired = Vec::new();
         for entry in &self.entries {
-            entry.bridge.end_overdue(now);
+            entry.bridge.sweep(now);
             if entry.bridge.expire(self.ttl, now) {
                 expired.push(*entry.key());
             }
