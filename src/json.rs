@@ -7,6 +7,7 @@
 //! keeps text too, but checks neither depth nor numbers.
 
 use std::borrow::Cow;
+use std::ops::ControlFlow;
 
 /// The deepest nesting that can be configured: [`Reader`] keeps one bit a level in a `u128`.
 pub const MAX_DEPTH: usize = 128;
@@ -197,6 +198,35 @@ pub fn member<'a>(object: &'a str, name: &str) -> Option<&'a str> {
 /// # Errors
 /// [`JsonError`] if `array` is not the text of an array.
 pub fn elements<'a>(array: &'a str, max_depth: usize, mut each: impl FnMut(&'a str)) -> Result<(), JsonError> {
+    walk_elements(array, max_depth, |element| {
+        each(element);
+        ControlFlow::Continue(())
+    })
+}
+
+/// The texts of all elements of `array`; `None` if there are more than `limit`, which is found out without reading on.
+///
+/// # Errors
+/// [`JsonError`] if `array`, as far as it is read, is not the text of an array.
+pub fn few_elements(array: &str, max_depth: usize, limit: usize) -> Result<Option<Vec<&str>>, JsonError> {
+    let mut elements = Vec::new();
+    let mut are_few = true;
+    walk_elements(array, max_depth, |element| {
+        are_few = elements.len() < limit;
+        if !are_few {
+            return ControlFlow::Break(());
+        }
+        elements.push(element);
+        ControlFlow::Continue(())
+    })?;
+    Ok(are_few.then_some(elements))
+}
+
+fn walk_elements<'a>(
+    array: &'a str,
+    max_depth: usize,
+    mut each: impl FnMut(&'a str) -> ControlFlow<()>,
+) -> Result<(), JsonError> {
     let mut reader = Reader::new(array, max_depth);
     if reader.peek() != Some(b'[') {
         return Err(JsonError::Kind { at: reader.at, what: "an array is required" });
@@ -208,7 +238,9 @@ pub fn elements<'a>(array: &'a str, max_depth: usize, mut each: impl FnMut(&'a s
         return reader.end();
     }
     loop {
-        each(reader.value()?);
+        if each(reader.value()?).is_break() {
+            return Ok(());
+        }
         match reader.peek() {
             Some(b',') => reader.at += 1,
             Some(b']') => {
@@ -611,6 +643,14 @@ mod tests {
         reader.begin_object().unwrap();
         reader.next_key().unwrap();
         assert!(matches!(reader.value(), Err(JsonError::TooDeep { .. })));
+    }
+
+    #[test]
+    fn too_many_elements_are_neither_kept_nor_read() {
+        assert_eq!(few_elements(" [ 1 , {} ] ", 8, 2), Ok(Some(vec!["1", "{}"])));
+        assert_eq!(few_elements("[]", 8, 0), Ok(Some(Vec::new())));
+        assert_eq!(few_elements("[1,2,3 and what is no JSON", 8, 2), Ok(None));
+        assert!(few_elements("[1,2", 8, 2).is_err() && few_elements("{}", 8, 2).is_err());
     }
 
     #[test]

@@ -209,18 +209,17 @@ async fn batch(state: &Arc<ProxyState>, target: &Target, headers: &HeaderMap, te
     if version.is_some_and(|version| version != "2025-03-26") {
         return bad(INVALID_REQUEST, "This protocol version has no batches: send one message a request.");
     }
-    let mut messages = Vec::new();
-    if let Err(error) = json::elements(text, state.config.max_json_depth, |message| messages.push(message)) {
-        return bad(PARSE_ERROR, &format!("{error}."));
-    }
     let limit = state.config.max_batch;
-    if messages.is_empty() || messages.len() > limit {
-        if !messages.is_empty() {
-            state.records.limit(Limit::Batch);
+    let messages = match json::few_elements(text, state.config.max_json_depth, limit) {
+        Ok(Some(messages)) if !messages.is_empty() => messages,
+        Ok(messages) => {
+            if messages.is_none() {
+                state.records.limit(Limit::Batch);
+            }
+            return bad(INVALID_REQUEST, &format!("A batch must hold 1 to {limit} messages."));
         }
-        let message = format!("A batch of {} messages is not accepted; it must hold 1 to {limit}.", messages.len());
-        return bad(INVALID_REQUEST, &message);
-    }
+        Err(error) => return bad(PARSE_ERROR, &format!("{error}.")),
+    };
     // At once, so that a batch takes no longer than its slowest call.
     let each = messages.iter().map(|message| answer(state, target, headers, message, false));
     let mut answers: Vec<u8> = Vec::new();

@@ -138,13 +138,12 @@ impl ToolSet {
     /// # Errors
     /// A sentence that names the tool and the member.
     pub fn parse(tools: &str, limits: &ToolLimits) -> Result<Self, Rejected> {
-        let mut texts = Vec::new();
-        json::elements(tools, limits.json_depth, |text| texts.push(text))
-            .map_err(|error| format!("tools: {error}."))?;
-        if texts.len() > limits.tools {
-            let detail = format!("tools: {} tools are given; the limit is {}.", texts.len(), limits.tools);
+        let texts = json::few_elements(tools, limits.json_depth, limits.tools);
+        let Some(texts) = texts.map_err(|error| format!("tools: {error}."))? else {
+            let limit = limits.tools;
+            let detail = format!("tools: more than {limit} tools are given; the limit is {limit}.");
             return Err(Rejected { detail, limit: Some(Limit::Tools) });
-        }
+        };
         let all_bytes: usize = texts.iter().map(|text| text.len()).sum();
         if all_bytes > limits.tools_bytes {
             let detail = format!("tools: the definitions take {all_bytes} bytes; the limit is {}.", limits.tools_bytes);
@@ -365,11 +364,16 @@ fn flag(name: &str, value: Option<&str>) -> Result<bool, String> {
 fn features(value: Option<&str>) -> Result<Features, String> {
     let mut features = Features::default();
     let Some(value) = value else { return Ok(features) };
-    let names: Vec<String> =
-        serde_json::from_str(value).map_err(|_| "bridge_features: an array of strings is required.".to_owned())?;
-    for name in names {
-        // A newer app may know features that this proxy does not; it sees from the frames which are in use.
-        features.enable(&name);
+    let mut are_strings = true;
+    // A newer app may know features that this proxy does not; it sees from the frames which are in use.
+    let read = json::elements(value, json::MAX_DEPTH, |name| match json::as_string(name) {
+        Some(name) => {
+            features.enable(&name);
+        }
+        None => are_strings = false,
+    });
+    if read.is_err() || !are_strings {
+        return Err("bridge_features: an array of strings is required.".into());
     }
     Ok(features)
 }
@@ -743,7 +747,10 @@ mod tests {
     #[test]
     fn limits_hold_on_both_sides() {
         assert!(tools(r#"[{"name":"a"},{"name":"b"},{"name":"c"}]"#).is_ok());
-        refused(r#"[{"name":"a"},{"name":"b"},{"name":"c"},{"name":"d"}]"#, "4 tools are given; the limit is 3");
+        refused(
+            r#"[{"name":"a"},{"name":"b"},{"name":"c"},{"name":"d"}]"#,
+            "more than 3 tools are given; the limit is 3",
+        );
         let tool = |name: &str, bytes: usize| {
             let empty = format!(r#"{{"name":"{name}","description":""}}"#);
             empty.replace("\"\"", &format!("\"{}\"", "x".repeat(bytes - empty.len())))
