@@ -14,7 +14,8 @@ use openclaw_mcp_proxy::proxy::tenants::{Role, Tenants};
 use crate::support::{App, TestServer, until};
 
 const TTL: Duration = Duration::from_secs(300);
-const LIMITS: ToolLimits = ToolLimits { tools: 9, tool_bytes: 999, tools_bytes: 999, param_headers: 9, json_depth: 9 };
+const LIMITS: ToolLimits =
+    ToolLimits { tools: 9, tool_bytes: 999, tools_bytes: 999, param_headers: 9, instructions_bytes: 99, json_depth: 9 };
 
 const LIMITS_OF_BRIDGE: BridgeLimits = BridgeLimits {
     calls: 2,

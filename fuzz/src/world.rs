@@ -24,6 +24,7 @@ pub(super) const TOOL_LIMITS: ToolLimits = ToolLimits {
     tool_bytes: 64 * 1024,
     tools_bytes: 2 * 1024 * 1024,
     param_headers: 64,
+    instructions_bytes: 64 * 1024,
     json_depth: DEPTH,
 };
 

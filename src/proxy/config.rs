@@ -115,6 +115,8 @@ pub struct Config {
     pub max_tools_bytes: usize,
     /// The most arguments of a tool that clients repeat in headers.
     pub max_param_headers: usize,
+    /// The most bytes of the instructions that come with a registration.
+    pub max_instructions_bytes: usize,
     /// The most bytes of a request's body.
     pub max_body_bytes: usize,
     /// The most bytes of a call's HTTP answer.
@@ -211,6 +213,7 @@ impl Default for Config {
             max_tool_bytes: 64 * KIB,
             max_tools_bytes: 2 * MIB,
             max_param_headers: 64,
+            max_instructions_bytes: 64 * KIB,
             max_body_bytes: 4 * MIB,
             max_result_bytes: 10 * MIB,
             max_progress_bytes: 16 * KIB,
@@ -366,6 +369,7 @@ impl Config {
             tool_bytes: self.max_tool_bytes,
             tools_bytes: self.max_tools_bytes,
             param_headers: self.max_param_headers,
+            instructions_bytes: self.max_instructions_bytes,
             json_depth: self.max_json_depth,
         }
     }

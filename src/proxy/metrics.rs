@@ -160,6 +160,8 @@ label! {
         ToolsBytes = "max_tools_bytes",
         /// `MAX_PARAM_HEADERS`
         ParamHeaders = "max_param_headers",
+        /// `MAX_INSTRUCTIONS_BYTES`
+        InstructionsBytes = "max_instructions_bytes",
         /// `MAX_BODY_BYTES`
         BodyBytes = "max_body_bytes",
         /// `MAX_RESULT_BYTES`

@@ -21,6 +21,9 @@ use crate::proxy::metrics::Limit;
 /// The longest tool name, in Unicode scalar values (MCP allows 128 characters).
 pub const MAX_TOOL_NAME_CHARS: usize = 128;
 
+/// The longest `device_id`, `device_name` and `app_version`, in bytes: they are kept, shown and logged.
+pub const MAX_LABEL_BYTES: usize = 1024;
+
 /// The bounds that a registration must keep.
 #[derive(Debug, Clone, Copy)]
 pub struct ToolLimits {
@@ -32,6 +35,8 @@ pub struct ToolLimits {
     pub tools_bytes: usize,
     /// The most arguments of a tool that clients repeat in headers.
     pub param_headers: usize,
+    /// The most bytes of the instructions.
+    pub instructions_bytes: usize,
     /// The deepest nesting of the body.
     pub json_depth: usize,
 }
@@ -246,19 +251,21 @@ impl Registration {
             };
             set(slot, value)
         })?;
-        let device_id = text("device_id", members.device_id)?.unwrap_or_default();
+        let device_id = label("device_id", members.device_id)?.unwrap_or_default();
         if device_id.is_empty() {
             return Err("device_id: a non-empty string is required.".to_owned().into());
         }
         // The app's own ids of its chat and user: nothing here acts on them, but they must be what they claim.
         text("chat_id", members.chat_id)?;
         text("user_id", members.user_id)?;
+        let most = (limits.instructions_bytes, Some(Limit::InstructionsBytes));
+        let instructions = bounded("instructions", members.instructions, most)?;
         Ok(Registration {
             device_id: device_id.into_owned(),
-            device_name: text("device_name", members.device_name)?
+            device_name: label("device_name", members.device_name)?
                 .map(|name| name.chars().filter(|c| !is_deceptive(*c)).collect()),
-            app_version: text("app_version", members.app_version)?.map(Cow::into_owned),
-            instructions: text("instructions", members.instructions)?.map(Cow::into_owned),
+            app_version: label("app_version", members.app_version)?.map(Cow::into_owned),
+            instructions: instructions.map(Cow::into_owned),
             features: features(members.bridge_features)?,
             spelling: members.spelling,
             wants_session_secret: flag("want_session_secret", members.session_secret)?,
@@ -351,6 +358,25 @@ fn text<'a>(name: &str, value: Option<&'a str>) -> Result<Option<Cow<'a, str>>, 
         None => Ok(None),
         Some(value) => json::as_string(value).map(Some).ok_or_else(|| format!("{name}: a string is required.")),
     }
+}
+
+/// The text of a member that may take so many bytes; that may be a bound of the settings.
+fn bounded<'a>(
+    name: &str,
+    value: Option<&'a str>,
+    (most, limit): (usize, Option<Limit>),
+) -> Result<Option<Cow<'a, str>>, Rejected> {
+    let text = text(name, value)?;
+    match text.as_ref().map_or(0, |text| text.len()) {
+        size if size > most => {
+            Err(Rejected { detail: format!("{name}: it takes {size} bytes; the limit is {most}."), limit })
+        }
+        _ => Ok(text),
+    }
+}
+
+fn label<'a>(name: &str, value: Option<&'a str>) -> Result<Option<Cow<'a, str>>, Rejected> {
+    bounded(name, value, (MAX_LABEL_BYTES, None))
 }
 
 fn flag(name: &str, value: Option<&str>) -> Result<bool, String> {
@@ -654,8 +680,14 @@ fn check_icons(icons: Option<&str>) -> Result<(), String> {
 mod tests {
     use super::*;
 
-    const LIMITS: ToolLimits =
-        ToolLimits { tools: 3, tool_bytes: 400, tools_bytes: 700, param_headers: 2, json_depth: 16 };
+    const LIMITS: ToolLimits = ToolLimits {
+        tools: 3,
+        tool_bytes: 400,
+        tools_bytes: 700,
+        param_headers: 2,
+        instructions_bytes: 50,
+        json_depth: 16,
+    };
 
     fn tools(text: &str) -> Result<ToolSet, String> {
         ToolSet::parse(text, &LIMITS).map_err(|rejected| rejected.detail)
@@ -802,6 +834,25 @@ mod tests {
             refused(&schema(bad), "x-mcp-header");
         }
         assert!(tools(&schema(r#"{"x-mcp-header":{"type":"string"},"e":{"enum":[{"x-mcp-header":1}]}}"#)).is_ok());
+    }
+
+    #[test]
+    fn what_an_app_says_of_itself_is_bounded() {
+        let parse = |member: &str, bytes: usize| {
+            let text = "\u{e9}".repeat(bytes / 2) + &"x".repeat(bytes % 2);
+            let device_id = if member == "device_id" { "" } else { r#""device_id":"d","# };
+            Registration::parse(&format!(r#"{{{device_id}"{member}":"{text}"}}"#), &LIMITS)
+        };
+        for (member, most, limit) in [
+            ("device_id", MAX_LABEL_BYTES, None),
+            ("device_name", MAX_LABEL_BYTES, None),
+            ("app_version", MAX_LABEL_BYTES, None),
+            ("instructions", 50, Some(Limit::InstructionsBytes)),
+        ] {
+            assert!(parse(member, most).is_ok(), "{member}");
+            let detail = format!("{member}: it takes {} bytes; the limit is {most}.", most + 1);
+            assert_eq!(parse(member, most + 1).unwrap_err(), Rejected { detail, limit });
+        }
     }
 
     #[test]
