@@ -15,7 +15,6 @@ pub mod result;
 pub mod schema;
 pub mod stream;
 
-use std::borrow::Cow;
 use std::future::Future;
 use std::time::{Duration, Instant};
 
@@ -49,14 +48,14 @@ const SERVER_INFO_KEY: &str = "io.modelcontextprotocol/serverInfo";
 const SERVER_NAME: &str = "openclaw-mcp-proxy";
 
 /// The server's identity, as JSON text.
-pub fn server_info(title: Option<&str>) -> String {
+pub fn server_info(title: Option<&str>) -> Bytes {
     let mut out = format!(r#"{{"name":"{SERVER_NAME}","version":"{}""#, env!("CARGO_PKG_VERSION")).into_bytes();
     if let Some(title) = title {
         out.extend_from_slice(b",\"title\":");
         json::push_string(&mut out, title);
     }
     out.push(b'}');
-    String::from_utf8_lossy(&out).into_owned()
+    out.into()
 }
 
 /// How a client speaks, with its version.
@@ -169,7 +168,7 @@ pub trait Tools: Sync {
     type Call: Call;
 
     /// The server's identity, as JSON text.
-    fn server_info(&self) -> &str;
+    fn server_info(&self) -> &Bytes;
     /// What clients are told when they connect.
     fn instructions(&self) -> Option<&str>;
     /// The `tools` array for clients of this era, as JSON text.
@@ -359,7 +358,7 @@ fn initialize<T: Tools>(request: &Request<'_>, tools: Option<&T>) -> Vec<u8> {
     out.extend_from_slice(b"\",");
     push_capabilities(&mut out, Era::Legacy(version), tools);
     out.extend_from_slice(b",\"serverInfo\":");
-    out.extend_from_slice(identity(tools).as_bytes());
+    out.extend_from_slice(&identity(tools));
     push_instructions(&mut out, tools);
     out.extend_from_slice(b"}}");
     out
@@ -388,8 +387,8 @@ fn push_capabilities<T: Tools>(out: &mut Vec<u8>, era: Era, tools: Option<&T>) {
     });
 }
 
-fn identity<T: Tools>(tools: Option<&T>) -> Cow<'_, str> {
-    tools.map_or_else(|| Cow::Owned(server_info(None)), |tools| Cow::Borrowed(tools.server_info()))
+fn identity<T: Tools>(tools: Option<&T>) -> Bytes {
+    tools.map_or_else(|| server_info(None), |tools| tools.server_info().clone())
 }
 
 fn push_instructions<T: Tools>(out: &mut Vec<u8>, tools: Option<&T>) {
@@ -401,11 +400,11 @@ fn push_instructions<T: Tools>(out: &mut Vec<u8>, tools: Option<&T>) {
 
 /// What 2026-07-28 demands of every cacheable result. Tools change whenever their app likes, and one URL may show
 /// other tools to another session header: nothing may be kept, and nothing shared.
-fn push_modern_list_members(out: &mut Vec<u8>, server_info: &str) {
+fn push_modern_list_members(out: &mut Vec<u8>, server_info: &[u8]) {
     out.extend_from_slice(b",\"resultType\":\"complete\",\"ttlMs\":0,\"cacheScope\":\"private\",\"_meta\":{\"");
     out.extend_from_slice(SERVER_INFO_KEY.as_bytes());
     out.extend_from_slice(b"\":");
-    out.extend_from_slice(server_info.as_bytes());
+    out.extend_from_slice(server_info);
     out.push(b'}');
 }
 
@@ -458,12 +457,8 @@ async fn call<T: Tools>(
     {
         return request.error(StatusCode::BAD_REQUEST, HEADER_MISMATCH, &message);
     }
-    let shape = Shape {
-        era,
-        output: tool.output,
-        server_info: Bytes::copy_from_slice(tools.server_info().as_bytes()),
-        limit: settings.max_result_bytes,
-    };
+    let server_info = tools.server_info().clone();
+    let shape = Shape { era, output: tool.output, server_info, limit: settings.max_result_bytes };
     let token = params.meta.as_ref().and_then(|meta| meta.progress_token);
     let token = token.filter(|token| request.accepts_stream && *token != "null");
     let call = CallParams { id: request.id, name: &name, arguments, era, params, progress: token.is_some() };

@@ -151,7 +151,7 @@ impl World {
 impl Tools for World {
     type Call = Call;
 
-    fn server_info(&self) -> &str {
+    fn server_info(&self) -> &Bytes {
         &self.session.server_info
     }
 

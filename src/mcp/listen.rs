@@ -16,6 +16,7 @@ use futures_util::stream::unfold;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use super::SERVER_INFO_KEY;
+use super::result::as_text;
 use super::stream::{KEEP_ALIVE, event};
 
 /// Names the subscription in all that is sent because of it: the id of the request that opened it.
@@ -125,9 +126,10 @@ impl ListenStream {
         listener: Listener,
         id: &str,
         wants_changes: bool,
-        server_info: &str,
+        server_info: &Bytes,
         keep_alive: Duration,
     ) -> Self {
+        let server_info = as_text(server_info);
         let tag = format!(r#""{SUBSCRIPTION_ID_KEY}":{id}"#);
         let accepted = if wants_changes { r#"{"toolsListChanged":true}"# } else { "{}" };
         let acknowledged = format!(
@@ -246,7 +248,13 @@ mod tests {
     #[tokio::test]
     async fn a_subscription_is_acknowledged_first_and_answered_last() {
         let listeners = Listeners::new(1);
-        let stream = ListenStream::subscription(listeners.join().unwrap(), r#""a/1""#, true, r#"{"name":"s"}"#, SOON);
+        let stream = ListenStream::subscription(
+            listeners.join().unwrap(),
+            r#""a/1""#,
+            true,
+            &Bytes::from_static(br#"{"name":"s"}"#),
+            SOON,
+        );
         listeners.end();
         let expected = concat!(
             "event: message\n",
@@ -268,7 +276,7 @@ mod tests {
         for (wants_changes, expected) in [(true, changed.as_bytes()), (false, KEEP_ALIVE)] {
             let listeners = Listeners::new(1);
             let listener = listeners.join().unwrap();
-            let stream = ListenStream::subscription(listener, "7", wants_changes, "{}", SOON);
+            let stream = ListenStream::subscription(listener, "7", wants_changes, &Bytes::from_static(b"{}"), SOON);
             let mut stream = std::pin::pin!(stream.into_bytes());
             stream.next().await;
             for _ in 0..3 {

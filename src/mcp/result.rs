@@ -202,8 +202,8 @@ impl Shape {
 const MISSING_STRUCTURED: &str =
     "The tool declares an output_schema, but the app returned no structured content that fits it.";
 
-/// Replies are slices of texts, cut between characters.
-fn as_text(bytes: &Bytes) -> &str {
+/// Replies are slices of texts, cut between characters, and the server's identity is a text.
+pub(super) fn as_text(bytes: &Bytes) -> &str {
     std::str::from_utf8(bytes).unwrap_or("null")
 }
 

@@ -397,7 +397,7 @@ struct SessionTools<'a> {
 impl Tools for SessionTools<'_> {
     type Call = Running;
 
-    fn server_info(&self) -> &str {
+    fn server_info(&self) -> &Bytes {
         &self.entry.session.server_info
     }
 

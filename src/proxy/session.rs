@@ -72,7 +72,7 @@ pub struct Session {
     /// What the app registered.
     pub registration: Registration,
     /// The server's identity as MCP clients see it, as JSON text.
-    pub server_info: String,
+    pub server_info: Bytes,
 }
 
 impl Session {

@@ -9,6 +9,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Instant;
 
+use bytes::Bytes;
 use futures_util::FutureExt;
 use http::{HeaderMap, StatusCode};
 use serde_json::Value;
@@ -40,7 +41,7 @@ pub struct Dispatcher {
     registry: Arc<Registry>,
     calls: Calls,
     /// The server's identity, as JSON text.
-    pub(super) server_info: String,
+    pub(super) server_info: Bytes,
     /// The commands that are being carried out.
     tasks: TaskTracker,
 }
@@ -72,7 +73,7 @@ pub struct Ends {
 impl Dispatcher {
     /// A dispatcher of a server with this identity. What it starts is counted by `tasks`.
     pub fn new(registry: Arc<Registry>, name: &str, version: &str, tasks: TaskTracker) -> Self {
-        let server_info = serde_json::json!({ "name": name, "version": version }).to_string();
+        let server_info = serde_json::json!({ "name": name, "version": version }).to_string().into();
         Dispatcher { registry, calls: Calls::default(), server_info, tasks }
     }
 
@@ -136,7 +137,7 @@ impl Dispatcher {
         format!(
             r#"{{"protocolVersion":"{}","capabilities":{{"tools":{{"listChanged":false}}}},"serverInfo":{}}}"#,
             version.unwrap_or(LEGACY_VERSIONS[0]),
-            self.server_info
+            String::from_utf8_lossy(&self.server_info)
         )
     }
 

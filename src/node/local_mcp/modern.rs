@@ -74,7 +74,7 @@ impl mcp::Call for Running {
 impl Tools for Lent<'_> {
     type Call = Running;
 
-    fn server_info(&self) -> &str {
+    fn server_info(&self) -> &Bytes {
         &self.dispatcher.server_info
     }
 
