@@ -137,12 +137,12 @@ pub async fn discard(mut body: Body, config: &Config) {
 /// A body of some pieces that are kept elsewhere, too, and not copied.
 #[derive(Debug)]
 pub struct Pieces {
-    pieces: std::array::IntoIter<Bytes, 3>,
+    pieces: std::vec::IntoIter<Bytes>,
 }
 
-impl From<[Bytes; 3]> for Pieces {
-    fn from(pieces: [Bytes; 3]) -> Self {
-        Pieces { pieces: pieces.into_iter() }
+impl<P: Into<Vec<Bytes>>> From<P> for Pieces {
+    fn from(pieces: P) -> Self {
+        Pieces { pieces: pieces.into().into_iter() }
     }
 }
 

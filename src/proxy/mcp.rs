@@ -7,6 +7,7 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use axum::body::Body;
@@ -220,30 +221,42 @@ async fn batch(state: &Arc<ProxyState>, target: &Target, headers: &HeaderMap, te
         }
         Err(error) => return bad(PARSE_ERROR, &format!("{error}.")),
     };
-    // At once, so that a batch takes no longer than its slowest call.
-    let each = messages.iter().map(|message| answer(state, target, headers, message, false));
-    let mut answers: Vec<u8> = Vec::new();
-    for (message, answer) in messages.iter().zip(join_all(each).await) {
-        let mut answer = match answer {
-            Some(Answer::Json(_, answer)) => answer.into(),
-            Some(Answer::List(pieces)) => pieces.concat(),
+    // At once, so that a batch takes no longer than its slowest call; and counted as they come, so that no more is kept
+    // than one answer may take.
+    let room = &AtomicUsize::new(state.config.max_result_bytes);
+    let each = messages.into_iter().map(async |message| {
+        let answer: [Bytes; 3] = match answer(state, target, headers, message, false).await? {
+            Answer::Json(_, answer) => [answer, Bytes::new(), Bytes::new()],
+            Answer::List(pieces) => pieces,
             // Streams are not accepted here, so there is none.
-            Some(Answer::Stream(_) | Answer::Listen(_)) | None => continue,
+            Answer::Stream(_) | Answer::Listen(_) => return None,
         };
-        let limit = state.config.max_result_bytes;
-        if answers.len() + answer.len() > limit {
-            let id = json::member(message, "id");
-            let error = format!("The batch's answers take more than {limit} bytes; send this request alone.");
-            answer = jsonrpc::error(id, 413, &error, None);
-        }
-        answers.push(if answers.is_empty() { b'[' } else { b',' });
-        answers.extend_from_slice(&answer);
+        let size = answer.iter().map(Bytes::len).sum();
+        let fits = room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |room| room.checked_sub(size)).is_ok();
+        Some(if fits { answer } else { [without_room(state, message).into(), Bytes::new(), Bytes::new()] })
+    });
+    let mut answers = Vec::new();
+    for answer in join_all(each).await.into_iter().flatten() {
+        answers.push(Bytes::from_static(if answers.is_empty() { b"[" } else { b"," }));
+        answers.extend(answer);
     }
     if answers.is_empty() {
         return accepted();
     }
-    answers.push(b']');
-    respond(StatusCode::OK, answers)
+    answers.push(Bytes::from_static(b"]"));
+    respond(StatusCode::OK, Body::new(body::Pieces::from(answers)))
+}
+
+/// The answer to a message of a batch whose other answers leave no room for its own.
+fn without_room(state: &ProxyState, message: &str) -> Vec<u8> {
+    state.records.limit(Limit::ResultBytes);
+    let id = match Message::parse(message, state.config.max_json_depth) {
+        Ok(Message::Request { id, .. }) => Some(id),
+        _ => None,
+    };
+    let limit = state.config.max_result_bytes;
+    let error = format!("The batch's answers take more than {limit} bytes; send this request alone.");
+    jsonrpc::error(id, 413, &error, None)
 }
 
 /// Answers one message; `None` if it wants no answer.
