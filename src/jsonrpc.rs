@@ -16,7 +16,8 @@ pub const METHOD_NOT_FOUND: i64 = -32601;
 /// The method's parameters are invalid.
 pub const INVALID_PARAMS: i64 = -32602;
 
-/// The longest id that is accepted, in bytes of its text. Ids are echoed, and kept while a call is in flight.
+/// The longest id, and the longest progress token, that is accepted, in bytes of its text. They are echoed, and kept
+/// while a call is in flight.
 pub const MAX_ID_BYTES: usize = 1024;
 
 /// One JSON-RPC message from a client.

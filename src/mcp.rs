@@ -22,7 +22,7 @@ use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
 
 use crate::json;
-use crate::jsonrpc::{self, INVALID_PARAMS, METHOD_NOT_FOUND, Params};
+use crate::jsonrpc::{self, INVALID_PARAMS, MAX_ID_BYTES, METHOD_NOT_FOUND, Params};
 use headers::ParamHeaders;
 use listen::{ListenStream, Listeners};
 use result::Shape;
@@ -444,6 +444,12 @@ async fn call<T: Tools>(
     if !json::is_object(arguments) {
         return request.error(StatusCode::OK, INVALID_PARAMS, "params.arguments must be an object.");
     }
+    let token = params.meta.as_ref().and_then(|meta| meta.progress_token);
+    // It is kept, and repeated in every report.
+    if let Some(size) = token.map(str::len).filter(|size| *size > MAX_ID_BYTES) {
+        let message = format!("The progressToken is {size} bytes long; the limit is {MAX_ID_BYTES}.");
+        return request.error(StatusCode::OK, INVALID_PARAMS, &message);
+    }
     if let Era::Modern(_) = era
         && let Err(message) = headers::expect(request.headers, headers::NAME, &name, true)
     {
@@ -459,7 +465,6 @@ async fn call<T: Tools>(
     }
     let server_info = tools.server_info().clone();
     let shape = Shape { era, output: tool.output, server_info, limit: settings.max_result_bytes };
-    let token = params.meta.as_ref().and_then(|meta| meta.progress_token);
     let token = token.filter(|token| request.accepts_stream && *token != "null");
     let call = CallParams { id: request.id, name: &name, arguments, era, params, progress: token.is_some() };
     let mut call = match tools.call(call) {

@@ -684,6 +684,14 @@ async fn progress_is_told_in_order_to_those_who_asked() {
     assert_eq!(events.len(), 3, "{}", reply.text);
     assert_eq!(events[..2], [note("1"), note("2.50")]);
     assert!(events[2].contains("end"));
+    // As long as an id may be, for it is repeated as often.
+    let token = |bytes: usize| format!("\"{}\"", "x".repeat(bytes - 2));
+    let refused = call(&token(1025)).await.unwrap();
+    assert_eq!((refused.status, &refused.json()["error"]["code"]), (200, &json!(-32602)));
+    assert!(refused.text.contains("1025 bytes long; the limit is 1024"), "{}", refused.text);
+    let longest = call(&token(1024));
+    bridge.answer_next(r#""ok":true,"content":"x""#).await;
+    assert_eq!(longest.await.unwrap().tool_text(), "x");
     // Without a token the app is not asked for it.
     let call = app.client().spawn_call("1", "slow", "{}");
     assert!(bridge.recv().await.get("progress").is_none());
