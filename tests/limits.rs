@@ -438,6 +438,34 @@ async fn requests_a_second_are_bounded_by_address_and_by_tenant() {
 }
 
 #[tokio::test]
+async fn changes_of_a_sessions_tools_are_bounded_however_they_come() {
+    let server = TestServer::start(&[("MAX_TOOL_UPDATES_PER_MINUTE", "4")]).await;
+    let app = App::register_with(&server, json!({ "device_id": "d", "bridge_features": ["tools"] })).await;
+    let mut bridge = app.connect().await;
+    let put = async |app: &App, tools: serde_json::Value| {
+        send(http().put(format!("{}/tools", app.session_url())).json(&json!({ "tools": tools }))).await
+    };
+    let mut update = async |tools: serde_json::Value| {
+        bridge.send(json!({ "type": "update_tools", "tools": tools })).await;
+        bridge.recv().await
+    };
+    assert_eq!(update(tools(&["a"])).await, json!({ "type": "tools_updated", "count": 1 }));
+    assert_eq!(update(json!([{ "name": "" }])).await["type"], "error", "what is refused counts as well");
+    assert_eq!(put(&app, tools(&["b"])).await.status, 200);
+    assert_eq!(put(&app, json!([7])).await.status, 422);
+    let says = "Too many changes of this session's tools (4 a minute). Retry in 15 s.";
+    assert_eq!(update(tools(&["c"])).await, json!({ "type": "error", "message": says }));
+    let refused = put(&app, tools(&["c"])).await;
+    assert_eq!((refused.status, refused.json()), (429, json!({ "detail": says })));
+    let list = app.client().rpc("1", "tools/list", "{}").await.json();
+    assert_eq!(list["result"]["tools"][0]["name"], "b");
+    // The bridge stays, and others are not held up.
+    let other = App::register(&server).await;
+    assert_eq!(put(&other, tools(&["d"])).await.status, 200);
+    assert_eq!(app.status().await.json()["bridge"]["connected"], true);
+}
+
+#[tokio::test]
 async fn who_has_no_token_may_not_ask_often() {
     let settings =
         [("APP_TOKEN", "app-token"), ("OPENCLAW_TOKEN", "claw-token"), ("MAX_DENIALS_PER_SECOND_PER_ADDRESS", "2")];

@@ -165,6 +165,8 @@ pub async fn put_tools(State(state): State<Arc<ProxyState>>, request: Request) -
 }
 
 fn update_tools(state: &ProxyState, who: &Who, tools: &str) -> Result<(usize, Vec<String>)> {
+    // Before they are looked at, for that is what costs; a change that is refused counts as well.
+    state.rates.tool_update(who.session)?;
     let tools = ToolSet::parse(tools, &state.config.tool_limits());
     let mut tools = tools.map_err(|rejected| unprocessable(state, rejected))?;
     let (count, warnings) = (tools.len(), std::mem::take(&mut tools.warnings));

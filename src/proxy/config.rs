@@ -159,6 +159,8 @@ pub struct Config {
     pub max_refused_sockets: usize,
     /// The most frames that are no valid bridge messages, a minute, before the bridge is closed.
     pub max_bad_frames: u32,
+    /// The most changes of its tools a minute that a session may have; 0: no bound.
+    pub max_tool_updates_per_minute: u32,
     /// The most bytes of a request's headers.
     pub max_header_bytes: usize,
     /// The most connections at once.
@@ -235,6 +237,7 @@ impl Default for Config {
             max_denials_per_second_per_address: 50,
             max_refused_sockets: 256,
             max_bad_frames: 20,
+            max_tool_updates_per_minute: 60,
             max_header_bytes: 32 * KIB,
             max_connections: 20_000,
             max_admin_connections: 64,

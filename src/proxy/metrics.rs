@@ -196,6 +196,8 @@ label! {
         Batch = "max_batch",
         /// `MAX_BAD_FRAMES`
         BadFrames = "max_bad_frames",
+        /// `MAX_TOOL_UPDATES_PER_MINUTE`
+        ToolUpdates = "max_tool_updates_per_minute",
         /// `MAX_REQUESTS_PER_SECOND_PER_ADDRESS`
         RequestsPerAddress = "max_requests_per_second_per_address",
         /// `MAX_REQUESTS_PER_SECOND_PER_TENANT`

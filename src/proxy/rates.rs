@@ -1,6 +1,7 @@
-//! How many requests a second: of an address, of a tenant, and of those who have no token.
+//! How many requests a second: of an address, of a tenant, and of those who have no token. And how many changes of its
+//! tools a minute a session may have.
 //!
-//! A bucket holds a second's worth. Those that are full again are forgotten, so that what is kept depends on who is
+//! A bucket holds a second's worth, or a minute's. Those that are full again are forgotten, so that what is kept depends on who is
 //! busy and not on who has ever been here.
 
 use std::hash::Hash;
@@ -11,6 +12,7 @@ use std::sync::Arc;
 use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
 use http::StatusCode;
 
+use crate::protocol::SessionId;
 use crate::proxy::config::Config;
 use crate::proxy::gate::Refusal;
 use crate::proxy::metrics::Limit;
@@ -26,6 +28,7 @@ pub struct Rates {
     addresses: Option<Buckets<IpAddr>>,
     tenants: Option<Buckets<Box<str>>>,
     denials: Option<Buckets<IpAddr>>,
+    tool_updates: Option<Buckets<Option<SessionId>>>,
     records: Arc<Records>,
 }
 
@@ -33,14 +36,28 @@ pub struct Rates {
 struct Buckets<K: Hash + Eq + Clone> {
     buckets: DefaultKeyedRateLimiter<K>,
     shared: K,
-    per_second: u32,
+    /// So many a second, or a minute, in words.
+    bound: String,
+    /// How soon there is room for one.
+    retry_seconds: u64,
 }
 
 impl<K: Hash + Eq + Clone> Buckets<K> {
     /// Buckets of so many a second; none, if there is no bound.
-    fn new(per_second: u32, shared: K) -> Option<Self> {
-        let quota = Quota::per_second(NonZeroU32::new(per_second)?);
-        Some(Buckets { buckets: RateLimiter::keyed(quota), shared, per_second })
+    fn per_second(count: u32, shared: K) -> Option<Self> {
+        let quota = Quota::per_second(NonZeroU32::new(count)?);
+        Some(Self::new(quota, format!("{count} a second"), shared))
+    }
+
+    /// Buckets of so many a minute; none, if there is no bound.
+    fn per_minute(count: u32, shared: K) -> Option<Self> {
+        let quota = Quota::per_minute(NonZeroU32::new(count)?);
+        Some(Self::new(quota, format!("{count} a minute"), shared))
+    }
+
+    fn new(quota: Quota, bound: String, shared: K) -> Self {
+        let retry_seconds = quota.replenish_interval().as_secs_f64().ceil() as u64;
+        Buckets { buckets: RateLimiter::keyed(quota), shared, bound, retry_seconds }
     }
 
     fn take(&self, key: &K) -> bool {
@@ -54,9 +71,10 @@ impl Rates {
     pub fn new(config: &Config, records: Arc<Records>) -> Self {
         const NOBODY: IpAddr = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
         Rates {
-            addresses: Buckets::new(config.max_requests_per_second_per_address, NOBODY),
-            tenants: Buckets::new(config.max_requests_per_second_per_tenant, "".into()),
-            denials: Buckets::new(config.max_denials_per_second_per_address, NOBODY),
+            addresses: Buckets::per_second(config.max_requests_per_second_per_address, NOBODY),
+            tenants: Buckets::per_second(config.max_requests_per_second_per_tenant, "".into()),
+            denials: Buckets::per_second(config.max_denials_per_second_per_address, NOBODY),
+            tool_updates: Buckets::per_minute(config.max_tool_updates_per_minute, None),
             records,
         }
     }
@@ -66,7 +84,7 @@ impl Rates {
     /// # Errors
     /// [`Refusal`] with 429 if there are too many.
     pub fn request(&self, ip: IpAddr) -> Result<(), Refusal> {
-        self.check(self.addresses.as_ref(), &network_of(ip), "this address", Limit::RequestsPerAddress)
+        self.check(self.addresses.as_ref(), &network_of(ip), "requests of this address", Limit::RequestsPerAddress)
     }
 
     /// A request with a token of this tenant.
@@ -76,7 +94,10 @@ impl Rates {
     pub fn of_tenant(&self, tenant: &Arc<Tenant>) -> Result<(), Refusal> {
         match &self.tenants {
             None => Ok(()),
-            Some(buckets) => self.check(Some(buckets), &tenant.name().into(), "this tenant", Limit::RequestsPerTenant),
+            Some(buckets) => {
+                let what = "requests of this tenant";
+                self.check(Some(buckets), &tenant.name().into(), what, Limit::RequestsPerTenant)
+            }
         }
     }
 
@@ -85,8 +106,17 @@ impl Rates {
     /// # Errors
     /// [`Refusal`] with 429 if there are too many.
     pub fn denial(&self, ip: IpAddr) -> Result<(), Refusal> {
-        let whose = "this address without a valid token";
-        self.check(self.denials.as_ref(), &network_of(ip), whose, Limit::DenialsPerAddress)
+        let what = "requests of this address without a valid token";
+        self.check(self.denials.as_ref(), &network_of(ip), what, Limit::DenialsPerAddress)
+    }
+
+    /// The app of this session wants to change its tools, which costs more than most requests.
+    ///
+    /// # Errors
+    /// [`Refusal`] with 429 if it does so too often.
+    pub fn tool_update(&self, session: SessionId) -> Result<(), Refusal> {
+        let what = "changes of this session's tools";
+        self.check(self.tool_updates.as_ref(), &Some(session), what, Limit::ToolUpdates)
     }
 
     /// Forgets the buckets that are full again.
@@ -98,13 +128,17 @@ impl Rates {
         if let Some(tenants) = &self.tenants {
             tenants.buckets.retain_recent();
         }
+        if let Some(sessions) = &self.tool_updates {
+            sessions.buckets.retain_recent();
+            sessions.buckets.shrink_to_fit();
+        }
     }
 
     fn check<K: Hash + Eq + Clone>(
         &self,
         buckets: Option<&Buckets<K>>,
         key: &K,
-        whose: &str,
+        what: &str,
         limit: Limit,
     ) -> Result<(), Refusal> {
         let Some(buckets) = buckets else { return Ok(()) };
@@ -112,7 +146,8 @@ impl Rates {
             return Ok(());
         }
         self.records.limit(limit);
-        let message = format!("Too many requests of {whose} ({} a second). Retry in 1 s.", buckets.per_second);
+        let Buckets { bound, retry_seconds, .. } = buckets;
+        let message = format!("Too many {what} ({bound}). Retry in {retry_seconds} s.");
         Err(Refusal { status: StatusCode::TOO_MANY_REQUESTS, message })
     }
 }
@@ -143,6 +178,18 @@ mod tests {
         let refusal = rates.denial("10.0.0.1".parse().unwrap()).unwrap_err();
         assert_eq!(refusal.status, 429);
         assert!(refusal.message.contains("2 a second"), "{}", refusal.message);
+    }
+
+    #[test]
+    fn a_session_changes_its_tools_a_minutes_worth_at_once_and_others_are_not_held_up() {
+        let mut config = Config::default();
+        config.max_tool_updates_per_minute = 3;
+        let rates = Rates::new(&config, Arc::default());
+        let (busy, other) = (SessionId::random(), SessionId::random());
+        assert!((0..3).all(|_| rates.tool_update(busy).is_ok()));
+        let refusal = rates.tool_update(busy).unwrap_err();
+        assert_eq!(refusal.message, "Too many changes of this session's tools (3 a minute). Retry in 20 s.");
+        assert!(rates.tool_update(other).is_ok());
     }
 
     #[test]
