@@ -9,6 +9,8 @@ use std::collections::HashMap;
 use std::collections::HashSet;
 
 use bytes::Bytes;
+use icu_properties::props::{DefaultIgnorableCodePoint, GeneralCategory};
+use icu_properties::{CodePointMapData, CodePointSetData};
 use serde_json::Value;
 
 use crate::json::{self, Reader};
@@ -565,13 +567,22 @@ fn check_title(member: &str, title: Option<&str>) -> Result<(), String> {
 /// Characters that make one read something else than what is there. Those that join emoji and letters are not among
 /// them: people's languages need these.
 fn is_deceptive(c: char) -> bool {
-    c.is_control() || matches!(c, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    c.is_control() || matches!(c, '\u{61c}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// Characters that a person does not see, or that re-order what they see.
+/// Characters that a person does not see, or that re-order what they see: with them, two tools could look the same.
 fn is_unprintable(c: char) -> bool {
-    c.is_control()
-        || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}')
+    // What shows nothing by design, such as variation selectors, fillers and tags.
+    CodePointSetData::new::<DefaultIgnorableCodePoint>().contains(c)
+        || matches!(
+            CodePointMapData::<GeneralCategory>::new().get(c),
+            GeneralCategory::Control
+                | GeneralCategory::Format
+                | GeneralCategory::LineSeparator
+                | GeneralCategory::ParagraphSeparator
+        )
+        // A braille cell without dots.
+        || c == '\u{2800}'
 }
 
 /// The schema as it is listed: the root type is made explicit, the rest is untouched.
@@ -813,6 +824,47 @@ mod tests {
         let set = tools(r#"[{"name":"\u5de5\u5177"},{"name":"ok_1.a-b"}]"#).unwrap();
         assert_eq!(set.warnings.len(), 1);
         assert!(set.warnings[0].contains("tools[0]"));
+    }
+
+    #[test]
+    fn no_character_of_a_name_is_invisible() {
+        let named = |name: String| tools(&serde_json::json!([{ "name": name }]).to_string());
+        for c in [
+            '\u{ad}',
+            '\u{34f}',
+            '\u{61c}',
+            '\u{115f}',
+            '\u{1160}',
+            '\u{17b4}',
+            '\u{180b}',
+            '\u{180e}',
+            '\u{200b}',
+            '\u{200d}',
+            '\u{2028}',
+            '\u{202e}',
+            '\u{2060}',
+            '\u{2064}',
+            '\u{2069}',
+            '\u{206a}',
+            '\u{2800}',
+            '\u{3164}',
+            '\u{fe0f}',
+            '\u{feff}',
+            '\u{ffa0}',
+            '\u{fff9}',
+            '\u{fffb}',
+            '\u{1bca0}',
+            '\u{1d173}',
+            '\u{e0001}',
+            '\u{e0041}',
+            '\u{e0100}',
+        ] {
+            let error = named(format!("read{c}")).expect_err(&c.escape_unicode().to_string());
+            assert!(error.contains("invisible"), "{error}");
+        }
+        for c in ['e', '\u{301}', ' ', '\u{5de5}', '\u{1f40d}', '\u{627}', '\u{ac00}', '\u{1100}'] {
+            assert!(named(format!("read{c}x")).is_ok(), "{}", c.escape_unicode());
+        }
     }
 
     #[test]
