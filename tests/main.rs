@@ -67,6 +67,9 @@ mod hostile;
 /// The container image.
 #[cfg(target_os = "linux")]
 mod image;
+/// Large inputs cost what their bytes cost.
+#[cfg(target_os = "linux")]
+mod inputs;
 /// Every bound on both sides.
 mod limits;
 /// Hearing of changes of the tools.
