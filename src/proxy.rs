@@ -34,6 +34,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use axum::Router;
+use dashmap::{DashMap, Entry};
 use http::HeaderMap;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -185,7 +186,41 @@ impl ProxyState {
 #[derive(Debug, Clone)]
 struct Peer {
     ip: IpAddr,
-    _permit: Arc<OwnedSemaphorePermit>,
+    _place: Arc<(OwnedSemaphorePermit, Option<AddressPlace>)>,
+}
+
+/// How many connections each address has that is no trusted proxy.
+#[derive(Debug, Default)]
+struct Addresses(DashMap<IpAddr, usize>);
+
+impl Addresses {
+    /// One more of this address, unless it has as many as it may.
+    fn take(self: &Arc<Self>, ip: IpAddr, most: usize) -> Option<AddressPlace> {
+        let mut count = self.0.entry(ip).or_default();
+        if *count >= most {
+            return None;
+        }
+        *count += 1;
+        Some(AddressPlace { addresses: Arc::clone(self), ip })
+    }
+}
+
+/// A connection's place among those of its address.
+#[derive(Debug)]
+struct AddressPlace {
+    addresses: Arc<Addresses>,
+    ip: IpAddr,
+}
+
+impl Drop for AddressPlace {
+    fn drop(&mut self) {
+        if let Entry::Occupied(mut count) = self.addresses.0.entry(self.ip) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
+    }
 }
 
 /// Why the operator's address cannot be listened on.
@@ -349,18 +384,26 @@ struct Door {
     router: TowerToHyperService<Router>,
     places: Arc<Semaphore>,
     limit: Limit,
+    addresses: Arc<Addresses>,
+    most_of_an_address: Option<usize>,
 }
 
 impl Door {
     fn public(state: &Arc<ProxyState>) -> Self {
         let router = TowerToHyperService::new(routes::router(Arc::clone(state)));
-        Door { router, places: Arc::clone(&state.connections), limit: Limit::Connections }
+        Door {
+            router,
+            places: Arc::clone(&state.connections),
+            limit: Limit::Connections,
+            addresses: Arc::default(),
+            most_of_an_address: Some(state.config.max_connections_per_address),
+        }
     }
 
     fn operator(state: &Arc<ProxyState>) -> Self {
         let router = TowerToHyperService::new(admin::router(Arc::clone(state)));
         let places = Arc::new(Semaphore::new(state.config.max_admin_connections));
-        Door { router, places, limit: Limit::AdminConnections }
+        Door { router, places, limit: Limit::AdminConnections, addresses: Arc::default(), most_of_an_address: None }
     }
 }
 
@@ -401,7 +444,18 @@ async fn accept(
             }
             continue;
         };
-        let peer = Peer { ip, _permit: Arc::new(permit) };
+        let of_address = match door.most_of_an_address {
+            Some(most) if !state.config.is_trusted(ip) => {
+                let place = door.addresses.take(rates::network_of(ip), most);
+                if place.is_none() {
+                    state.records.limit(Limit::ConnectionsPerAddress);
+                    continue;
+                }
+                place
+            }
+            _ => None,
+        };
+        let peer = Peer { ip, _place: Arc::new((permit, of_address)) };
         connections.spawn(serve(stream, peer, door.router.clone(), Arc::clone(state), shutdown.clone()));
     }
 }

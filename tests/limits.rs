@@ -615,6 +615,8 @@ async fn a_result_counts_until_its_client_has_it() {
         ("MAX_REQUEST_BYTES_PER_TENANT", "9000000"),
         ("WRITE_STALL_SECONDS", "600"),
         ("STREAM_AFTER_SECONDS", "60"),
+        // The app does not read all the time.
+        ("PING_SECONDS", "600"),
         ("ADMIN_LISTEN", "127.0.0.1:0"),
     ];
     let server = TestServer::start(&settings).await;
@@ -678,4 +680,33 @@ async fn a_message_may_not_take_for_ever() {
         }
         write_raw(&mut bridge, b" ").await;
     }
+}
+
+#[tokio::test]
+async fn one_address_does_not_take_all_connections() {
+    let settings = [("TRUSTED_PROXIES", "127.0.0.9"), ("MAX_CONNECTIONS_PER_ADDRESS", "2"), ("MAX_CONNECTIONS", "5")];
+    let server = TestServer::start(&settings).await;
+    let from = async |ip: [u8; 4]| {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.bind((ip, 0).into()).unwrap();
+        socket.connect(([127, 0, 0, 1], server.port).into()).await.unwrap()
+    };
+    let is_served = async |stream: &mut TcpStream| {
+        let _reset = stream.write_all(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n").await;
+        let mut answer = [0; 12];
+        soon(stream.read_exact(&mut answer)).await.is_ok() && answer == *b"HTTP/1.1 200"
+    };
+    let mut held = [from([127, 0, 0, 2]).await, from([127, 0, 0, 2]).await];
+    for stream in &mut held {
+        assert!(is_served(stream).await);
+    }
+    assert!(!is_served(&mut from([127, 0, 0, 2]).await).await);
+    assert!(is_served(&mut from([127, 0, 0, 3]).await).await);
+    // Behind a reverse proxy all come from its address.
+    let mut fronts = [from([127, 0, 0, 9]).await, from([127, 0, 0, 9]).await, from([127, 0, 0, 9]).await];
+    for stream in &mut fronts {
+        assert!(is_served(stream).await);
+    }
+    drop((held, fronts));
+    until(async || is_served(&mut from([127, 0, 0, 2]).await).await).await;
 }

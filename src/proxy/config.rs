@@ -165,6 +165,8 @@ pub struct Config {
     pub max_header_bytes: usize,
     /// The most connections at once.
     pub max_connections: usize,
+    /// The most connections of an address that is no trusted proxy.
+    pub max_connections_per_address: usize,
     /// The most connections of the operator's at once.
     pub max_admin_connections: usize,
 
@@ -240,6 +242,7 @@ impl Default for Config {
             max_tool_updates_per_minute: 60,
             max_header_bytes: 32 * KIB,
             max_connections: 20_000,
+            max_connections_per_address: 1000,
             max_admin_connections: 64,
             unknown: Vec::new(),
         }
@@ -383,6 +386,11 @@ impl Config {
         self.max_body_bytes.saturating_mul(2)
     }
 
+    /// Whether a peer is a reverse proxy of ours.
+    pub fn is_trusted(&self, ip: IpAddr) -> bool {
+        self.trusted_proxies.iter().any(|network| network.contains(ip))
+    }
+
     /// What the operator should know, though it is allowed.
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
@@ -475,6 +483,7 @@ impl Config {
             ("MAX_SESSIONS", self.max_sessions, 1),
             ("MAX_BATCH", self.max_batch, 1),
             ("MAX_CONNECTIONS", self.max_connections, 1),
+            ("MAX_CONNECTIONS_PER_ADDRESS", self.max_connections_per_address, 1),
             ("MAX_ADMIN_CONNECTIONS", self.max_admin_connections, 1),
             ("MAX_BODY_BYTES", self.max_body_bytes, 1024),
             ("MAX_RESULT_BYTES", self.max_result_bytes, 1024),

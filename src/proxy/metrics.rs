@@ -210,6 +210,8 @@ label! {
         HeaderBytes = "max_header_bytes",
         /// `MAX_CONNECTIONS`
         Connections = "max_connections",
+        /// `MAX_CONNECTIONS_PER_ADDRESS`
+        ConnectionsPerAddress = "max_connections_per_address",
         /// `MAX_ADMIN_CONNECTIONS`
         AdminConnections = "max_admin_connections",
     }

@@ -153,7 +153,7 @@ impl Rates {
 }
 
 /// What one party is given: an IPv4 address, or a /64 of IPv6.
-fn network_of(ip: IpAddr) -> IpAddr {
+pub(super) fn network_of(ip: IpAddr) -> IpAddr {
     match ip.to_canonical() {
         IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() & (u128::MAX << 64)).into(),
         ip => ip,
