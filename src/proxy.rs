@@ -24,6 +24,7 @@ pub mod tenants;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -38,10 +39,12 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::mcp::AnswerSettings;
+use crate::process;
 use bridge::BridgeLimits;
 use bridge::socket::{Graces, SocketSettings};
 use config::Config;
@@ -60,6 +63,8 @@ const OPERATOR_GRACE: Duration = Duration::from_secs(1);
 /// How long to wait when no connection can be accepted (out of file descriptors, most likely).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// How long reading the file of tenants may take.
+const READ_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often it is logged that connections are refused.
 const COMPLAINT_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -188,14 +193,23 @@ impl Server {
     /// Listens where the settings say.
     ///
     /// # Errors
-    /// If the address cannot be bound.
+    /// If the address cannot be bound; a [`TenantsError`] inside, if the file of tenants cannot be used.
     pub async fn bind(config: Config) -> io::Result<Self> {
+        let tenants_file = config.tenants_file.clone().unwrap_or_default();
         let listener = TcpListener::bind(config.listen).await?;
         let admin = match config.admin_listen {
             Some(address) => Some(TcpListener::bind(address).await?),
             None => None,
         };
-        Self::new(config, listener, admin)
+        // The file of tenants may be where reading takes for ever.
+        let begun = tokio::task::spawn_blocking(|| Self::new(config, listener, admin));
+        match tokio::time::timeout(READ_TIMEOUT, begun).await {
+            Ok(server) => server.map_err(io::Error::other)?,
+            Err(_) => Err(io::Error::other(TenantsError::unreadable(
+                &tenants_file,
+                &format_args!("it took longer than {} s", READ_TIMEOUT.as_secs()),
+            ))),
+        }
     }
 
     /// Serves on listeners that are bound already; the second one is the operator's.
@@ -207,17 +221,9 @@ impl Server {
         Ok(Server { state: Arc::new(state), listener, admin })
     }
 
-    /// What reads the file of tenants again; its answer is a sentence for the log. Bridges of those who are still
-    /// there stay; sessions of those who are gone end.
-    pub fn reload(&self) -> impl Fn() -> Result<String, TenantsError> + Send + Sync + 'static + use<> {
-        let state = Arc::clone(&self.state);
-        move || {
-            let Some(file) = &state.config.tenants_file else { return Ok("There is no file of tenants.".into()) };
-            let reloaded = state.tenants.reload(file)?;
-            let ended: usize = reloaded.gone.iter().map(|tenant| state.registry.revoke(tenant)).sum();
-            let (tenants, gone) = (reloaded.tenants, reloaded.gone.len());
-            Ok(format!("The file of tenants is read again: {tenants} tenants; {gone} gone, with {ended} sessions."))
-        }
+    /// What reads the file of tenants again.
+    pub fn reload(&self) -> Reload {
+        Reload { state: Arc::clone(&self.state), reading: None }
     }
 
     /// The address that is listened on.
@@ -270,6 +276,46 @@ impl Server {
         if let Some(admin) = admin {
             let _joined = admin.await;
         }
+    }
+}
+
+/// Reads the file of tenants again. Bridges of those who are still there stay; sessions of those who are gone end.
+#[derive(Debug)]
+pub struct Reload {
+    state: Arc<ProxyState>,
+    /// A reading that did not end in time.
+    reading: Option<JoinHandle<io::Result<String>>>,
+}
+
+impl Reload {
+    /// Does it; the answer is a sentence for the log.
+    ///
+    /// # Errors
+    /// [`TenantsError`] if the file cannot be used, or not be read within some seconds; then all is as it was.
+    pub async fn run(&mut self) -> Result<String, TenantsError> {
+        let Some(file) = self.state.config.tenants_file.clone() else {
+            return Ok("There is no file of tenants.".into());
+        };
+        if self.reading.as_ref().is_some_and(|reading| !reading.is_finished()) {
+            return Err(TenantsError::unreadable(&file, &"it is still being read since the last time"));
+        }
+        let path = file.clone();
+        // A disk of the network that hangs must cost a thread and nothing else.
+        let mut reading = tokio::task::spawn_blocking(move || process::file::read(&path));
+        let text = match tokio::time::timeout(READ_TIMEOUT, &mut reading).await {
+            Ok(read) => read.map_err(io::Error::other).flatten(),
+            Err(_) => {
+                self.reading = Some(reading);
+                Err(io::Error::other(format!("it took longer than {} s", READ_TIMEOUT.as_secs())))
+            }
+        };
+        let text = text.map_err(|error| TenantsError::unreadable(&file, &error))?;
+        let state = Arc::clone(&self.state);
+        let reloaded = tokio::task::spawn_blocking(move || state.tenants.reload(&file, &text));
+        let reloaded = reloaded.await.map_err(|error| TenantsError::unreadable(Path::new(""), &error))??;
+        let ended: usize = reloaded.gone.iter().map(|tenant| self.state.registry.revoke(tenant)).sum();
+        let (tenants, gone) = (reloaded.tenants, reloaded.gone.len());
+        Ok(format!("The file of tenants is read again: {tenants} tenants; {gone} gone, with {ended} sessions."))
     }
 }
 

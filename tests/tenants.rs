@@ -8,7 +8,7 @@ use tokio_tungstenite::connect_async;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 use tokio_tungstenite::tungstenite::protocol::Message;
 
-use crate::program::{PROGRAM, serving};
+use crate::program::{Log, PROGRAM, program, serving};
 use crate::support::{App, McpClient, Reply, TestServer, http, send, soon, tools, until};
 
 /// A file of tenants, removed with it.
@@ -345,13 +345,8 @@ async fn sighup_changes_who_may_enter_and_no_bridge_falls() {
     let echo = bridge_a.echo();
     assert_eq!(call("a").await, 200);
     // A file that cannot be used changes nothing.
-    let hang_up = async || {
-        let pid = child.id().unwrap().to_string();
-        let status = tokio::process::Command::new("kill").args(["-HUP", &pid]).status().await.unwrap();
-        assert!(status.success());
-    };
     std::fs::write(&file.0, "[[tenant]]\nname = 1").unwrap();
-    hang_up().await;
+    hang_up(&child).await;
     assert_eq!(call("a").await, 200);
     // a's tokens are rotated, b goes.
     let rotated = tenant("a", "").replace("a-app", "").replace(
@@ -359,7 +354,7 @@ async fn sighup_changes_who_may_enter_and_no_bridge_falls() {
         &format!("{}\", \"{}", TokenHash::of(b"new-claw"), TokenHash::of(b"newer-claw")),
     );
     std::fs::write(&file.0, rotated).unwrap();
-    hang_up().await;
+    hang_up(&child).await;
     until(async || call("a").await == 401).await;
     assert_eq!((call("new").await, call("newer").await), (200, 200), "over the same bridge as before");
     assert_eq!(bridge_b.closed().await.0, 4401);
@@ -373,4 +368,57 @@ async fn a_new_token_comes_with_the_hash_for_the_file() {
     let text = String::from_utf8(output.stdout).unwrap();
     let value = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().to_owned();
     assert_eq!(value("SHA-256:"), TokenHash::of(value("token:").as_bytes()).to_string());
+}
+
+/// Tells a program to read its files again.
+async fn hang_up(child: &tokio::process::Child) {
+    let pid = child.id().unwrap().to_string();
+    assert!(tokio::process::Command::new("kill").args(["-HUP", &pid]).status().await.unwrap().success());
+}
+
+/// Puts a pipe that nobody writes to in the place of a file.
+fn replace_by_pipe(path: &std::path::Path) {
+    std::fs::remove_file(path).unwrap();
+    assert!(std::process::Command::new("mkfifo").arg(path).status().unwrap().success());
+}
+
+#[tokio::test]
+async fn a_pipe_in_the_place_of_a_file_holds_up_nothing_and_its_end_is_no_hang() {
+    let file = TenantsFile::new(&tenant("a", ""));
+    let audit = TenantsFile::new("");
+    let settings = [("LISTEN", "127.0.0.1:0"), ("TENANTS_FILE", file.path()), ("AUDIT_FILE", audit.path())];
+    let mut child = program(&settings).spawn().unwrap();
+    let mut log = Log::of(&mut child);
+    let base = log.until("url=").await.split("url=").nth(1).unwrap().to_owned();
+    replace_by_pipe(&file.0);
+    replace_by_pipe(&audit.0);
+    hang_up(&child).await;
+    log.until("it is no regular file. What was read before stays in force").await;
+    for _ in 0..8 {
+        App::register_at_as(&base, json!({ "device_id": "d" }), "a-app").await;
+    }
+    let pid = child.id().unwrap().to_string();
+    assert!(tokio::process::Command::new("kill").args(["-TERM", &pid]).status().await.unwrap().success());
+    assert!(soon(child.wait()).await.unwrap().success());
+    assert!(log.seen.contains("the audit log cannot be opened anew"), "{}", log.seen);
+    // Nor does it start with one.
+    for (setting, path) in [("TENANTS_FILE", file.path()), ("AUDIT_FILE", audit.path())] {
+        let output = soon(program(&[("LISTEN", "127.0.0.1:0"), (setting, path)]).output()).await.unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(78), "{stderr}");
+        assert!(stderr.contains("regular file") && !stderr.contains("cannot listen"), "{stderr}");
+    }
+}
+
+#[tokio::test]
+async fn a_file_of_tenants_that_is_missing_or_wrong_is_said_with_the_code_of_a_setting() {
+    let file = TenantsFile::new("[[tenant]]\nname = 1\n");
+    let missing = format!("{}.missing", file.path());
+    for (path, says) in [(file.path(), "line 2"), (&*missing, "cannot be read: No such file")] {
+        let output = soon(program(&[("LISTEN", "127.0.0.1:0"), ("TENANTS_FILE", path)]).output()).await.unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(78), "{stderr}");
+        let last = stderr.lines().last().unwrap();
+        assert!(last.starts_with("openclaw-mcp-proxy: The file of tenants") && last.contains(says), "{stderr}");
+    }
 }

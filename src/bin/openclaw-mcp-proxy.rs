@@ -10,7 +10,7 @@ use clap::{Parser, Subcommand};
 use openclaw_mcp_proxy::auth::{TokenHash, new_token};
 use openclaw_mcp_proxy::demo::Demo;
 use openclaw_mcp_proxy::process::{self, Audit};
-use openclaw_mcp_proxy::proxy::{Server, config::Config, tenants::TenantsError};
+use openclaw_mcp_proxy::proxy::{Reload, Server, config::Config, tenants::TenantsError};
 
 /// Lends an app's tools to OpenClaw and any other MCP client. Settings are OPENCLAW_PROXY_* environment variables.
 #[derive(Parser)]
@@ -41,9 +41,28 @@ const EXIT_CONFIG: u8 = 78;
 /// How long the proxy may take to say that it is well.
 const HEALTH_TIMEOUT: Duration = Duration::from_secs(5);
 
-#[tokio::main]
-async fn main() -> ExitCode {
-    let cli = Cli::parse();
+/// How long the last lines of the audit log may take to be written.
+const AUDIT_GRACE: Duration = Duration::from_secs(2);
+/// How long threads may take to end that wait for a disk or a name; the process ends without them.
+const THREAD_GRACE: Duration = Duration::from_secs(1);
+
+fn main() -> ExitCode {
+    let runtime = match tokio::runtime::Runtime::new() {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(1, &format!("cannot start: {error}")),
+    };
+    let code = runtime.block_on(begin(Cli::parse()));
+    runtime.shutdown_timeout(THREAD_GRACE);
+    code
+}
+
+async fn begin(cli: Cli) -> ExitCode {
+    // Before anything that takes time: until then the signal ends the process.
+    let serves = matches!(cli.command, None | Some(Command::Serve));
+    let hangups = match serves.then(hangups).transpose() {
+        Ok(hangups) => hangups,
+        Err(error) => return fail(1, &format!("cannot listen to signals: {error}")),
+    };
     if let Some(Command::Token) = cli.command {
         return match print_token(&mut io::stdout()) {
             Ok(()) => ExitCode::SUCCESS,
@@ -54,16 +73,22 @@ async fn main() -> ExitCode {
         Ok(config) => config,
         Err(error) => return fail(EXIT_CONFIG, &error.to_string()),
     };
-    let audit = match config.audit_file.clone().map(Audit::open).transpose() {
+    // Asking another process is no deed.
+    let audit_file = config.audit_file.clone().filter(|_| !matches!(cli.command, Some(Command::Health)));
+    let audit = match audit_file.map(Audit::open).transpose() {
         Ok(audit) => audit,
         Err(error) => return fail(EXIT_CONFIG, &format!("OPENCLAW_PROXY_AUDIT_FILE cannot be written: {error}.")),
     };
     if let Err(error) = process::init_logging(&config.log, config.log_format, audit.clone()) {
         return fail(EXIT_CONFIG, &error);
     }
-    match run(cli.command.unwrap_or(Command::Serve), config, audit).await {
+    let ended = run(cli.command.unwrap_or(Command::Serve), config, audit.clone(), hangups).await;
+    if let Some(audit) = audit {
+        audit.flush(AUDIT_GRACE);
+    }
+    match ended {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => fail(1, &format!("{error:#}")),
+        Err(error) => fail(if error.is::<TenantsError>() { EXIT_CONFIG } else { 1 }, &format!("{error:#}")),
     }
 }
 
@@ -73,7 +98,7 @@ fn fail(code: u8, message: &str) -> ExitCode {
     ExitCode::from(code)
 }
 
-async fn run(command: Command, config: Config, audit: Option<Audit>) -> anyhow::Result<()> {
+async fn run(command: Command, config: Config, audit: Option<Audit>, hangups: Option<Hangups>) -> anyhow::Result<()> {
     if matches!(command, Command::Health) {
         return health(&config).await;
     }
@@ -90,7 +115,7 @@ async fn run(command: Command, config: Config, audit: Option<Audit>) -> anyhow::
     }
     match command {
         Command::Serve | Command::Health | Command::Token => {
-            let _reloading = reload_on_hangup(server.reload(), audit)?;
+            let _reloading = hangups.map(|hangups| reload_on_hangup(server.reload(), audit, hangups));
             server.run(shutdown).await;
         }
         Command::Demo { once } => {
@@ -116,32 +141,42 @@ fn print_token(out: &mut impl Write) -> io::Result<()> {
     out.flush()
 }
 
+#[cfg(unix)]
+type Hangups = tokio::signal::unix::Signal;
+#[cfg(not(unix))]
+type Hangups = ();
+
+/// What says that SIGHUP has come.
+#[cfg(unix)]
+fn hangups() -> io::Result<Hangups> {
+    tokio::signal::unix::signal(tokio::signal::unix::SignalKind::hangup())
+}
+
+#[cfg(not(unix))]
+fn hangups() -> io::Result<Hangups> {
+    Ok(())
+}
+
 /// Reads the file of tenants again, and opens the audit log anew, whenever SIGHUP comes; the task ends with what is returned.
 #[cfg(unix)]
-fn reload_on_hangup(
-    reload: impl Fn() -> Result<String, TenantsError> + Send + 'static,
-    audit: Option<Audit>,
-) -> io::Result<tokio::task::JoinSet<()>> {
-    let mut hangups = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::hangup())?;
+fn reload_on_hangup(mut reload: Reload, audit: Option<Audit>, mut hangups: Hangups) -> tokio::task::JoinSet<()> {
     let mut task = tokio::task::JoinSet::new();
     task.spawn(async move {
         while hangups.recv().await.is_some() {
-            if let Some(Err(error)) = audit.as_ref().map(Audit::reopen) {
-                tracing::error!(%error, "the audit log cannot be opened anew; the old file is written on");
+            if let Some(audit) = &audit {
+                audit.reopen();
             }
-            match reload() {
+            match reload.run().await {
                 Ok(news) => tracing::info!("{news}"),
                 Err(error) => tracing::error!("{error} What was read before stays in force."),
             }
         }
     });
-    Ok(task)
+    task
 }
 
 #[cfg(not(unix))]
-fn reload_on_hangup<T>(_: T, _: Option<Audit>) -> io::Result<()> {
-    Ok(())
-}
+fn reload_on_hangup(_: Reload, _: Option<Audit>, (): Hangups) {}
 
 async fn health(config: &Config) -> anyhow::Result<()> {
     let mut address = config.listen;
@@ -165,8 +200,12 @@ async fn bind(config: &Config, any_port: bool) -> anyhow::Result<Server> {
             free.listen.set_port(0);
             Server::bind(free).await.context("cannot listen on any port")
         }
-        result => result.with_context(|| {
-            format!("cannot listen on {}; stop the program that does, or set OPENCLAW_PROXY_LISTEN", config.listen)
+        result => result.map_err(|error| match error.downcast::<TenantsError>() {
+            Ok(error) => error.into(),
+            Err(error) => anyhow::Error::from(error).context(format!(
+                "cannot listen on {}; stop the program that does, or set OPENCLAW_PROXY_LISTEN",
+                config.listen
+            )),
         }),
     }
 }

@@ -13,6 +13,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use serde::Deserialize;
 
 use crate::auth::{Denied, Token, TokenHash, denied};
+use crate::process::file;
 use crate::proxy::config::Config;
 use crate::proxy::metrics::Limit;
 
@@ -259,6 +260,17 @@ impl Side {
 #[error("{0}")]
 pub struct TenantsError(String);
 
+impl TenantsError {
+    fn new(file: &Path, what: &dyn fmt::Display) -> Self {
+        TenantsError(format!("The file of tenants {} {what}", file.display()))
+    }
+
+    /// The file cannot be read.
+    pub(super) fn unreadable(file: &Path, why: &dyn fmt::Display) -> Self {
+        Self::new(file, &format_args!("cannot be read: {why}."))
+    }
+}
+
 /// What reading the file again has changed.
 #[derive(Debug)]
 pub struct Reloaded {
@@ -322,19 +334,19 @@ impl Tenants {
             least_request_bytes: config.least_request_bytes(),
         };
         if let Some(file) = &config.tenants_file {
-            tenants.reload(file)?;
+            let text = file::read(file).map_err(|error| TenantsError::unreadable(file, &error))?;
+            tenants.reload(file, &text)?;
         }
         Ok(tenants)
     }
 
-    /// Reads the file again. Tenants of the same name go on, with the new tokens and limits.
+    /// Takes in the text of the file. Tenants of the same name go on, with the new tokens and limits.
     ///
     /// # Errors
     /// [`TenantsError`] if it cannot be used; then all is as it was.
-    pub fn reload(&self, file: &Path) -> Result<Reloaded, TenantsError> {
-        let refuse = |what: &dyn fmt::Display| TenantsError(format!("The file of tenants {} {what}", file.display()));
-        let text = std::fs::read_to_string(file).map_err(|error| refuse(&format_args!("cannot be read: {error}.")))?;
-        let read: File = toml::from_str(&text).map_err(|error| {
+    pub fn reload(&self, file: &Path, text: &str) -> Result<Reloaded, TenantsError> {
+        let refuse = |what: &dyn fmt::Display| TenantsError::new(file, what);
+        let read: File = toml::from_str(text).map_err(|error| {
             let line = error.span().map_or(1, |span| text[..span.start.min(text.len())].matches('\n').count() + 1);
             refuse(&format_args!("cannot be used: line {line}: {}.", unquoted(error.message())))
         })?;
@@ -557,7 +569,8 @@ mod tests {
         before.sessions().take().unwrap();
         assert_eq!(before.sessions().take(), Err(Full { limit: 1 }));
         std::fs::write(&file, entry("a", "new", 2)).unwrap();
-        let reloaded = tenants.reload(&file).unwrap();
+        let reload = || tenants.reload(&file, &std::fs::read_to_string(&file).unwrap());
+        let reloaded = reload().unwrap();
         assert_eq!((reloaded.tenants, reloaded.gone[0].name()), (2, "b"));
         assert!(tenants.find(Role::App, Some(b"old")).is_err() && tenants.find(Role::App, Some(b"b")).is_err());
         let after = tenants.find(Role::App, Some(b"new")).unwrap();
@@ -566,7 +579,7 @@ mod tests {
         assert_eq!(after.sessions().now(), 2);
 
         std::fs::write(&file, "nonsense").unwrap();
-        assert!(tenants.reload(&file).is_err());
+        assert!(reload().is_err());
         assert!(tenants.find(Role::App, Some(b"new")).is_ok(), "all is as it was");
     }
 }
