@@ -117,6 +117,21 @@ pub enum Reply {
     },
 }
 
+/// What a client was told of a call that an app answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Told {
+    /// The tool's result.
+    Result,
+    /// That the tool failed.
+    ToolError,
+    /// A JSON-RPC error of the app's.
+    RpcError,
+    /// That the app's answer cannot be used.
+    Malformed,
+    /// That the answer is too large.
+    TooLarge,
+}
+
 /// How far a call has got. Each is JSON text; `message` is that of a string.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Progress {
@@ -144,6 +159,9 @@ pub trait Call: Send + 'static {
     /// The next thing that happens, at the latest at `until`. Ends by itself at the call's deadline. May be
     /// dropped and called again without losing an event.
     fn next(&mut self, until: Instant) -> impl Future<Output = Event> + Send;
+
+    /// The client has been told how it ended.
+    fn answered(&mut self, _: Told) {}
 }
 
 /// A tools/call as the client made it.
@@ -475,7 +493,7 @@ async fn call<T: Tools>(
     };
     let stream_at = Instant::now() + settings.stream_after;
     let first = match call.next(stream_at).await {
-        Event::Ended(reply) => return ended(request, &shape, &reply),
+        Event::Ended(reply) => return ended(request, &shape, &mut call, &reply),
         Event::Quiet => None,
         Event::Progress(progress) => Some(progress),
     };
@@ -485,7 +503,7 @@ async fn call<T: Tools>(
     // A client that takes no stream waits for the whole answer; the call's own deadline ends the wait.
     loop {
         if let Event::Ended(reply) = call.next(Instant::now() + settings.keep_alive).await {
-            return ended(request, &shape, &reply);
+            return ended(request, &shape, &mut call, &reply);
         }
     }
 }
@@ -526,7 +544,8 @@ fn subscribe<T: Tools>(
     }
 }
 
-fn ended<C>(request: &Request<'_>, shape: &Shape, reply: &Reply) -> Answer<C> {
-    let (status, body) = shape.response(request.id, reply);
+fn ended<C: Call>(request: &Request<'_>, shape: &Shape, call: &mut C, reply: &Reply) -> Answer<C> {
+    let (status, body, told) = shape.response(request.id, reply);
+    call.answered(told);
     Answer::Json(status, body)
 }

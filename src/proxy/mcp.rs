@@ -22,7 +22,7 @@ use crate::auth::{self, Denied, TokenHash};
 use crate::json;
 use crate::jsonrpc::{self, INVALID_REQUEST, Message, PARSE_ERROR, Params};
 use crate::mcp::listen::{ListenStream, Listeners, TooMany};
-use crate::mcp::{self, Answer, CallParams, Era, Event, NotCalled, Reply, ToolView, Tools, dispatch};
+use crate::mcp::{self, Answer, CallParams, Era, Event, NotCalled, Reply, Told, ToolView, Tools, dispatch};
 use crate::protocol::{Context, SESSION_HEADER, SESSION_HEADER_ALIAS, SessionId};
 use crate::proxy::body::{NoRoom, Share};
 use crate::proxy::bridge::{Call, CallError, CallRequest};
@@ -424,7 +424,7 @@ impl Tools for SessionTools<'_> {
         let record = records.call_begins(|| self.entry.who(), call.name, call.arguments);
         let started = self.start(call);
         match started {
-            Ok((call, place)) => Ok(Running { call, record: Some(record), _place: place }),
+            Ok((call, place)) => Ok(Running { call, record: Some(record), result_bytes: 0, _place: place }),
             Err(error) => {
                 if let Some(limit) = error.limit() {
                     records.limit(limit);
@@ -530,24 +530,37 @@ impl SessionTools<'_> {
 struct Running {
     call: Call,
     record: Option<CallRecord>,
+    /// The bytes of what the app answered.
+    result_bytes: usize,
     _place: (Place, Share),
 }
 
 impl mcp::Call for Running {
     async fn next(&mut self, until: Instant) -> Event {
         let event = self.call.next(until).await;
-        if let Event::Ended(reply) = &event
-            && let Some((end, app_time)) = self.call.end()
-            && let Some(record) = self.record.take()
-        {
-            let size = match reply {
+        if let Event::Ended(reply) = &event {
+            self.result_bytes = match reply {
                 Reply::Content(json) | Reply::Result(json) => json.len(),
                 Reply::Failed(text) => text.len(),
                 Reply::RpcError { message, .. } => message.len(),
             };
-            self.call.records().call_ended(record, end, size, app_time);
         }
         event
+    }
+
+    fn answered(&mut self, told: Told) {
+        let Some((record, (end, app_time))) = self.record.take().zip(self.call.end()) else { return };
+        let records = self.call.records();
+        let end = match (end, told) {
+            (CallEnd::Ok | CallEnd::ToolError | CallEnd::RpcError, Told::TooLarge) => {
+                records.limit(Limit::ResultBytes);
+                CallEnd::ResultTooLarge
+            }
+            (CallEnd::Ok, Told::ToolError) => CallEnd::ToolError,
+            (CallEnd::Ok, Told::Malformed) => CallEnd::Malformed,
+            (end, _) => end,
+        };
+        records.call_ended(record, end, self.result_bytes, app_time);
     }
 }
 
