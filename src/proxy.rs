@@ -54,7 +54,7 @@ use metrics::{Label, Limit};
 use rates::Rates;
 use records::Records;
 use registry::Registry;
-use tenants::{Count, Tenants, TenantsError};
+use tenants::{Count, Role, Tenants, TenantsError};
 
 /// How long bridges may take to say goodbye at shutdown, once the calls have ended.
 const CLOSE_GRACE: Duration = Duration::from_secs(5);
@@ -134,6 +134,14 @@ impl ProxyState {
             closing: CancellationToken::new(),
             config,
         })
+    }
+
+    /// Ends what tenants and tokens that are gone have left: how many sessions and bridges those were. It goes by who
+    /// is there and not by who has just left, for whoever was on the way in then comes later.
+    fn enforce_tenants(&self) -> (usize, usize) {
+        let ended = self.registry.revoke(|tenant| self.tenants.has(tenant));
+        let cut = self.registry.cut_bridges(|token, tenant| self.tenants.opens(Role::App, token, tenant));
+        (ended, cut)
     }
 
     fn is_draining(&self) -> bool {
@@ -279,7 +287,7 @@ impl Server {
     }
 }
 
-/// Reads the file of tenants again. Bridges of those who are still there stay; sessions of those who are gone end.
+/// Reads the file of tenants again. Bridges whose token is still there stay; sessions of tenants that are gone end.
 #[derive(Debug)]
 pub struct Reload {
     state: Arc<ProxyState>,
@@ -303,7 +311,7 @@ impl Reload {
         // A disk of the network that hangs must cost a thread and nothing else.
         let mut reading = tokio::task::spawn_blocking(move || process::file::read(&path));
         let text = match tokio::time::timeout(READ_TIMEOUT, &mut reading).await {
-            Ok(read) => read.map_err(io::Error::other).flatten(),
+            Ok(read) => read.unwrap_or_else(|error| Err(io::Error::other(error))),
             Err(_) => {
                 self.reading = Some(reading);
                 Err(io::Error::other(format!("it took longer than {} s", READ_TIMEOUT.as_secs())))
@@ -312,10 +320,12 @@ impl Reload {
         let text = text.map_err(|error| TenantsError::unreadable(&file, &error))?;
         let state = Arc::clone(&self.state);
         let reloaded = tokio::task::spawn_blocking(move || state.tenants.reload(&file, &text));
-        let reloaded = reloaded.await.map_err(|error| TenantsError::unreadable(Path::new(""), &error))??;
-        let ended: usize = reloaded.gone.iter().map(|tenant| self.state.registry.revoke(tenant)).sum();
+        let reloaded = reloaded.await.map_err(|error| TenantsError::unreadable(Path::new("?"), &error))??;
+        let (ended, cut) = self.state.enforce_tenants();
         let (tenants, gone) = (reloaded.tenants, reloaded.gone.len());
-        Ok(format!("The file of tenants is read again: {tenants} tenants; {gone} gone, with {ended} sessions."))
+        Ok(format!(
+            "The file of tenants is read again: {tenants} tenants; {gone} gone, with {ended} sessions; {cut} bridges closed whose token is gone."
+        ))
     }
 }
 
@@ -324,6 +334,7 @@ async fn sweep(state: Arc<ProxyState>, shutdown: CancellationToken) {
     let mut ticks = tokio::time::interval(registry::SWEEP_INTERVAL);
     while shutdown.run_until_cancelled(ticks.tick()).await.is_some() {
         state.rates.sweep();
+        state.enforce_tenants();
         let expired = state.registry.sweep(Instant::now());
         if expired > 0 {
             tracing::info!(expired, sessions = state.registry.len(), "sessions expired");

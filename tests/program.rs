@@ -190,7 +190,7 @@ async fn sigterm_stops_it_and_a_second_one_at_once() {
 #[tokio::test]
 async fn sighup_does_not_end_it_however_early_it_comes() {
     // Reading this takes a while.
-    let tenants: String = (0..3000).map(|n| format!("[[tenant]]\nname = \"{n}\"\n")).collect();
+    let tenants: String = (0..20_000).map(|n| format!("[[tenant]]\nname = \"{n}\"\n")).collect();
     let file = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("early-{}", uuid::Uuid::new_v4()));
     std::fs::write(&file, tenants).unwrap();
     let settings = [("LISTEN", "127.0.0.1:0"), ("LOG", "info"), ("TENANTS_FILE", file.to_str().unwrap())];
@@ -202,10 +202,10 @@ async fn sighup_does_not_end_it_however_early_it_comes() {
         let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap().trim();
         u64::from_str_radix(mask, 16).unwrap() & 1 != 0
     };
-    crate::support::until(async || is_caught()).await;
-    assert!(listening_port(pid).is_none(), "it is caught only when all is read");
-    signal(&child, "HUP").await;
     let mut log = Log::of(&mut child);
+    crate::support::until(async || is_caught()).await;
+    signal(&child, "HUP").await;
+    assert!(log.lines.try_recv().is_err(), "it is caught only when all is read");
     log.until("The file of tenants is read again").await;
     signal(&child, "TERM").await;
     assert!(soon(child.wait()).await.unwrap().success(), "{}", log.seen);

@@ -91,7 +91,8 @@ fn method_not_allowed(allowed: &'static str) -> Response {
 }
 
 async fn post(state: &Arc<ProxyState>, ip: IpAddr, path: &str, headers: &HeaderMap, request_body: Body) -> Response {
-    let (target, tenant) = match Target::admit(state, ip, path, headers) {
+    let version = state.tenants.version();
+    let (mut target, tenant) = match Target::admit(state, ip, path, headers) {
         Ok(target) => target,
         Err(NotAdmitted::Denied(denied)) => {
             tracing::debug!(%denied, "MCP client refused");
@@ -112,6 +113,16 @@ async fn post(state: &Arc<ProxyState>, ip: IpAddr, path: &str, headers: &HeaderM
         Ok(body) => body,
         Err(refusal) => return refused(refusal),
     };
+    // Whose the token is may have changed while the body came.
+    if state.tenants.version() != version {
+        target = match Target::of(state, path, headers) {
+            (target, Ok(_)) => target,
+            (_, Err(denied)) => {
+                state.records.refused(Side::Client, ip, StatusCode::UNAUTHORIZED);
+                return refused(Refusal { status: StatusCode::UNAUTHORIZED, message: denied.to_string() });
+            }
+        };
+    }
     let Ok(text) = std::str::from_utf8(&body) else {
         return respond(
             StatusCode::BAD_REQUEST,
@@ -320,27 +331,39 @@ impl Target {
         path: &str,
         headers: &HeaderMap,
     ) -> Result<(Target, Arc<Tenant>), NotAdmitted> {
+        let (target, tenant) = Target::of(state, path, headers);
+        let tenant = match tenant {
+            Ok(tenant) => tenant,
+            Err(denied) => {
+                state.rates.denial(ip).map_err(NotAdmitted::TooMany)?;
+                return Err(NotAdmitted::Denied(denied));
+            }
+        };
+        state.rates.of_tenant(&tenant).map_err(NotAdmitted::TooMany)?;
+        Ok((target, tenant))
+    }
+
+    /// The session that a client means, and whose its token is.
+    fn of(state: &ProxyState, path: &str, headers: &HeaderMap) -> (Target, Result<Arc<Tenant>, Denied>) {
         let token = auth::bearer_token(headers);
         let hash = token.map(TokenHash::of);
         let client = Client { tenant: state.tenants.find_hash(Role::Client, hash.as_ref()), hash };
         let target = Target::find(state, &client, path, headers);
-        let tenant = match (&client.tenant, &target) {
-            (_, Target::Session(entry)) => &entry.owner.tenant,
-            (Some(tenant), _) => tenant,
-            (None, _) => {
-                state.rates.denial(ip).map_err(NotAdmitted::TooMany)?;
-                return Err(NotAdmitted::Denied(auth::denied(token)));
-            }
+        let tenant = match &target {
+            Target::Session(entry) => Some(Arc::clone(&entry.owner.tenant)),
+            _ => client.tenant,
         };
-        state.rates.of_tenant(tenant).map_err(NotAdmitted::TooMany)?;
-        let tenant = Arc::clone(tenant);
-        Ok((target, tenant))
+        (target, tenant.ok_or_else(|| auth::denied(token)))
     }
 
     /// The path wins over the headers: a client's library may send the header on its own account.
     fn find(state: &ProxyState, client: &Client, path: &str, headers: &HeaderMap) -> Target {
         let now = Instant::now();
-        let get = |id: &str| SessionId::parse(id).and_then(|id| state.registry.of_client(id, client, now));
+        let get = |id: &str| {
+            SessionId::parse(id)
+                .and_then(|id| state.registry.get(id, now))
+                .filter(|entry| entry.owner.admits_client(client))
+        };
         let in_path = path.strip_prefix("/v1/mcp").unwrap_or_default().trim_matches('/');
         if !in_path.is_empty() {
             let is_literal = in_path.contains("$%7B") || in_path.contains("${");

@@ -138,17 +138,13 @@ impl Tenant {
     }
 }
 
-impl PartialEq for Tenant {
-    fn eq(&self, other: &Self) -> bool {
-        self.name == other.name
-    }
-}
-
 /// An app, as its request shows it.
 #[derive(Debug, Clone)]
 pub struct AppCaller {
     /// Whose token it has.
     pub tenant: Arc<Tenant>,
+    /// Its token's hash, if it sends one.
+    pub token: Option<TokenHash>,
     /// The hash of the session's secret that it sends, if it does.
     pub secret: Option<TokenHash>,
 }
