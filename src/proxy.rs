@@ -17,6 +17,7 @@ pub mod mcp;
 pub mod metrics;
 pub mod rates;
 pub mod records;
+pub mod refusals;
 pub mod registry;
 pub mod routes;
 pub mod session;
@@ -281,6 +282,8 @@ impl Server {
         }
         // It waits for nothing but the token that has just ended.
         let _joined = sweeper.await;
+        state.records.tell_refusals(Instant::now() + refusals::WINDOW);
+        process::audit::complain(Instant::now());
         if let Some(admin) = admin {
             let _joined = admin.await;
         }
@@ -329,10 +332,18 @@ impl Reload {
     }
 }
 
-/// Forgets expired sessions for as long as the server runs.
+/// Forgets expired sessions, and tells what waits to be told, for as long as the server runs.
 async fn sweep(state: Arc<ProxyState>, shutdown: CancellationToken) {
-    let mut ticks = tokio::time::interval(registry::SWEEP_INTERVAL);
+    let mut ticks = tokio::time::interval(refusals::WINDOW);
+    let mut last = None;
     while shutdown.run_until_cancelled(ticks.tick()).await.is_some() {
+        let now = Instant::now();
+        state.records.tell_refusals(now);
+        process::audit::complain(now);
+        if last.is_some_and(|last| now.duration_since(last) < registry::SWEEP_INTERVAL) {
+            continue;
+        }
+        last = Some(now);
         state.rates.sweep();
         state.enforce_tenants();
         let expired = state.registry.sweep(Instant::now());

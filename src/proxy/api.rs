@@ -6,6 +6,7 @@
 //! - `GET /v1/chat/sessions/{id}/bridge`, upgraded to a WebSocket
 
 use std::borrow::Cow;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
@@ -33,7 +34,7 @@ use crate::proxy::bridge::socket::{self, Life};
 use crate::proxy::connection::ClientStream;
 use crate::proxy::error::{ApiError, respond};
 use crate::proxy::gate;
-use crate::proxy::metrics::{Limit, SessionEnd};
+use crate::proxy::metrics::{Limit, Refused, SessionEnd, Side};
 use crate::proxy::registry::{Entry, Full, Owner};
 use crate::proxy::session::{Registration, Rejected, ToolSet, tools_member};
 use crate::proxy::tenants::{AppCaller, Role};
@@ -44,14 +45,16 @@ type Result<T = Response> = std::result::Result<T, ApiError>;
 /// `POST /v1/chat/sessions`: registers a session with its tools.
 pub async fn create(State(state): State<Arc<ProxyState>>, request: Request) -> Result {
     let caller = caller_of(&request)?;
+    let ip = state.client_ip(request.extensions(), request.headers());
     let (parts, request_body) = request.into_parts();
     if state.is_draining() {
+        state.records.refused(Side::App, ip, StatusCode::SERVICE_UNAVAILABLE, Refused::Stopping);
         return Err(ApiError::new(
             StatusCode::SERVICE_UNAVAILABLE,
             "The proxy is shutting down; retry in a few seconds.",
         ));
     }
-    let (body, caller) = json_body(&state, caller, &parts.headers, request_body).await?;
+    let (body, caller) = json_body(&state, ip, caller, &parts.headers, request_body).await?;
     let text = checked_json(&state, &body)?;
     let registration =
         Registration::parse(text, &state.config.tool_limits()).map_err(|rejected| unprocessable(&state, rejected))?;
@@ -70,6 +73,7 @@ pub async fn create(State(state): State<Arc<ProxyState>>, request: Request) -> R
             Full::Tenant(limit) => (StatusCode::TOO_MANY_REQUESTS, limit, "this tenant may have"),
             Full::Everybody(limit) => (StatusCode::SERVICE_UNAVAILABLE, limit, "allowed"),
         };
+        state.records.refused(Side::App, ip, status, Refused::Limit);
         ApiError::new(status, format!("There are {limit} chat sessions already, as many as {whose}; retry later."))
     })?;
     let session = &entry.session;
@@ -86,6 +90,7 @@ pub async fn create(State(state): State<Arc<ProxyState>>, request: Request) -> R
     // Its tenant may have gone just now, after which nobody has looked at the sessions.
     if !state.tenants.has(&entry.owner.tenant) {
         state.enforce_tenants();
+        state.records.refused(Side::App, ip, StatusCode::UNAUTHORIZED, Refused::Token);
         return Err(Denied::Invalid.into());
     }
     let peer = parts.extensions.get::<Peer>().map_or(std::net::Ipv4Addr::UNSPECIFIED.into(), |peer| peer.ip);
@@ -112,7 +117,7 @@ pub async fn create(State(state): State<Arc<ProxyState>>, request: Request) -> R
 
 /// `GET /v1/chat/sessions/{id}`: what the app may know of its session. No sign of life.
 pub async fn show(State(state): State<Arc<ProxyState>>, request: Request) -> Result {
-    let entry = find(&state, &request, &caller_of(&request)?)?;
+    let entry = find(&state, &request, &caller_of(&request)?, StatusCode::NOT_FOUND)?;
     let (connected_since, epoch) = entry.bridge.connection();
     let now = Instant::now();
     let unix_time = |since: Instant| {
@@ -138,7 +143,7 @@ pub async fn show(State(state): State<Arc<ProxyState>>, request: Request) -> Res
 pub async fn delete(State(state): State<Arc<ProxyState>>, request: Request) -> Result {
     let caller = caller_of(&request)?;
     // Whoever may not delete it reads what is read of a session that does not exist.
-    if let Ok(entry) = find(&state, &request, &caller)
+    if let Ok(entry) = find(&state, &request, &caller, StatusCode::OK)
         && state.registry.delete(entry.session.id)
     {
         tracing::info!(session.id = %entry.session.id.short(), "session deleted");
@@ -151,8 +156,9 @@ pub async fn delete(State(state): State<Arc<ProxyState>>, request: Request) -> R
 pub async fn put_tools(State(state): State<Arc<ProxyState>>, request: Request) -> Result {
     let caller = caller_of(&request)?;
     let (request, request_body) = split(request);
-    let (body, caller) = json_body(&state, caller, request.headers(), request_body).await?;
-    let entry = find(&state, &request, &caller)?;
+    let ip = state.client_ip(request.extensions(), request.headers());
+    let (body, caller) = json_body(&state, ip, caller, request.headers(), request_body).await?;
+    let entry = find(&state, &request, &caller, StatusCode::NOT_FOUND)?;
     let text = checked_json(&state, &body)?;
     let tools = tools_member(text, state.config.max_json_depth);
     let tools = tools.map_err(|error| unprocessable(&state, error.into()))?;
@@ -183,7 +189,12 @@ fn update_tools(state: &ProxyState, who: &Who, tools: &str) -> Result<(usize, Ve
 pub async fn bridge(State(state): State<Arc<ProxyState>>, mut request: Request) -> Result {
     let ip = state.client_ip(request.extensions(), request.headers());
     let caller = caller_of(&request);
-    let accept = websocket_accept(&request)?;
+    let refuse_token = |status: u16| state.records.refused(Side::App, ip, status, Refused::Token);
+    let accept = websocket_accept(&request).inspect_err(|error| {
+        if caller.is_err() {
+            refuse_token(error.status().as_u16());
+        }
+    })?;
     let id = session_in_path(&request);
     let found = match &caller {
         Err(_) => Err(Close::Unauthorized),
@@ -201,18 +212,13 @@ pub async fn bridge(State(state): State<Arc<ProxyState>>, mut request: Request) 
     let has_place = place.is_some();
     let verdict = match (found, caller) {
         (Err(close), Err(denied)) => {
-            if has_place {
-                Err(close)
-            } else {
-                return Err(denied);
-            }
+            refuse_token(if has_place { close.code() } else { StatusCode::UNAUTHORIZED.as_u16() });
+            if has_place { Err(close) } else { return Err(denied) }
         }
-        (Err(close), Ok(_)) => {
-            if has_place {
-                Err(close)
-            } else {
-                return Err(ApiError::unknown_session());
-            }
+        (Err(close), Ok(caller)) => {
+            let status = if has_place { close.code() } else { StatusCode::NOT_FOUND.as_u16() };
+            tell_foreign(&state, ip, id, &caller, status);
+            if has_place { Err(close) } else { return Err(ApiError::unknown_session()) }
         }
         (Ok(found), _) => Ok(found),
     };
@@ -358,6 +364,7 @@ fn split(request: Request) -> (Request, axum::body::Body) {
 /// Reads the body, and looks again who its sender is: that may have changed while it came.
 async fn json_body(
     state: &ProxyState,
+    ip: IpAddr,
     caller: AppCaller,
     headers: &HeaderMap,
     request_body: axum::body::Body,
@@ -366,8 +373,14 @@ async fn json_body(
         body::discard(request_body, &state.config).await;
         return Err(refusal.into());
     }
-    let body = body::read(headers, request_body, state, Some(&caller.tenant)).await?;
-    let caller = self::caller(state, headers)?;
+    let body = body::read(headers, request_body, state, Some(&caller.tenant)).await.inspect_err(|refusal| {
+        if matches!(refusal.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
+            state.records.refused(Side::App, ip, refusal.status, Refused::Limit);
+        }
+    })?;
+    let caller = self::caller(state, headers).inspect_err(|_| {
+        state.records.refused(Side::App, ip, StatusCode::UNAUTHORIZED, Refused::Token);
+    })?;
     Ok((body, caller))
 }
 
@@ -395,9 +408,28 @@ fn session_in_path(request: &Request) -> Option<SessionId> {
     request.uri().path().split('/').nth(4).and_then(SessionId::parse)
 }
 
-/// The session in the path, if the caller may use it.
-fn find(state: &ProxyState, request: &Request, caller: &AppCaller) -> Result<Entry> {
+/// Whether the path is `/v1/chat/sessions/{id}/bridge`.
+pub fn is_bridge_path(path: &str) -> bool {
+    let mut rest = path.split('/').skip(4);
+    rest.next().is_some() && rest.next() == Some("bridge") && rest.next().is_none()
+}
+
+/// The session in the path, if the caller may use it; `status` is what it is told if not.
+fn find(state: &ProxyState, request: &Request, caller: &AppCaller, status: StatusCode) -> Result<Entry> {
     let id = session_in_path(request);
     let entry = id.and_then(|id| state.registry.of_app(id, caller, Instant::now()));
-    entry.ok_or_else(ApiError::unknown_session)
+    entry.ok_or_else(|| {
+        let ip = state.client_ip(request.extensions(), request.headers());
+        tell_foreign(state, ip, id, caller, status.as_u16());
+        ApiError::unknown_session()
+    })
+}
+
+/// An app was told that there is no such session. If there is, it was refused.
+fn tell_foreign(state: &ProxyState, ip: IpAddr, id: Option<SessionId>, caller: &AppCaller, status: u16) {
+    if let Some(entry) = id.and_then(|id| state.registry.get(id, Instant::now())) {
+        let is_of = entry.owner.is_of(caller);
+        let why = if is_of { Refused::SessionSecret } else { Refused::ForeignSession };
+        state.records.refused(Side::App, ip, status, why);
+    }
 }

@@ -282,6 +282,7 @@ impl Registry {
     pub fn shut_down(&self) {
         for entry in &self.entries {
             entry.bridge.end(CallError::ShuttingDown, Close::Restart);
+            self.records.session_ended(&entry.who(), SessionEnd::Shutdown);
         }
     }
 
