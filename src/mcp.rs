@@ -116,6 +116,21 @@ pub enum Reply {
     },
 }
 
+/// What a client was told of a call that an app answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Told {
+    /// The tool's result.
+    Result,
+    /// That the tool failed.
+    ToolError,
+    /// A JSON-RPC error of the app's.
+    RpcError,
+    /// That the app's answer cannot be used.
+    Malformed,
+    /// That the answer is too large.
+    TooLarge,
+}
+
 /// How far a call has got. Each is JSON text; `message` is that of a string.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Progress {
@@ -143,6 +158,9 @@ pub trait Call: Send + 'static {
     /// The next thing that happens, at the latest at `until`. Ends by itself at the call's deadline. May be
     /// dropped and called again without losing an event.
     fn next(&mut self, until: Instant) -> impl Future<Output = Event> + Send;
+
+    /// The client has been told how it ended.
+    fn answered(&mut self, _: Told) {}
 }
 
 /// A tools/call as the client made it.
@@ -529,8 +547,9 @@ fn subscribe<T: Tools>(
     }
 }
 
-fn ended<C: Call>(request: &Request<'_>, shape: &Shape, reply: &Reply, call: C) -> Answer<C> {
-    let (status, body) = shape.response(request.id, reply);
+fn ended<C: Call>(request: &Request<'_>, shape: &Shape, reply: &Reply, mut call: C) -> Answer<C> {
+    let (status, body, told) = shape.response(request.id, reply);
+    call.answered(told);
     Answer::Json(status, kept(body, call))
 }
 

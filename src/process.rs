@@ -1,16 +1,15 @@
 //! What a program of this package does before and after its work: logging, and hearing that it should stop.
 
+pub mod audit;
+pub mod file;
 pub mod systemd;
 
-use std::fs::{File, OpenOptions};
 use std::io::{IsTerminal, Write};
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+pub use audit::Audit;
 use serde::Deserialize;
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::filter::{FilterExt, filter_fn};
-use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer};
@@ -99,64 +98,6 @@ pub fn print_completions(
 
 /// The target of events for the audit log.
 pub const AUDIT_TARGET: &str = "openclaw_audit";
-
-/// The audit log's file.
-#[derive(Debug, Clone)]
-pub struct Audit {
-    path: PathBuf,
-    file: Arc<Mutex<File>>,
-}
-
-impl Audit {
-    /// Opens the file, or makes it, for its owner alone.
-    ///
-    /// # Errors
-    /// If it cannot be opened.
-    pub fn open(path: PathBuf) -> std::io::Result<Self> {
-        let file = Arc::new(Mutex::new(append_to(&path)?));
-        Ok(Audit { path, file })
-    }
-
-    /// Opens the file anew: the old one was moved away.
-    ///
-    /// # Errors
-    /// If it cannot be opened; then the old one is written on.
-    pub fn reopen(&self) -> std::io::Result<()> {
-        let file = append_to(&self.path)?;
-        *self.file.lock().unwrap_or_else(PoisonError::into_inner) = file;
-        Ok(())
-    }
-}
-
-fn append_to(path: &Path) -> std::io::Result<File> {
-    let mut options = OpenOptions::new();
-    options.append(true).create(true);
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    options.open(path)
-}
-
-impl<'a> MakeWriter<'a> for Audit {
-    type Writer = Line<'a>;
-
-    fn make_writer(&'a self) -> Line<'a> {
-        Line(self.file.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-}
-
-/// The file while one line is written to it.
-#[derive(Debug)]
-pub struct Line<'a>(MutexGuard<'a, File>);
-
-impl Write for Line<'_> {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.write(bytes)
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        self.0.flush()
-    }
-}
 
 /// A token that ends at the first signal to stop (SIGINT or SIGTERM; Ctrl-C, close or shutdown on Windows). The
 /// second signal ends the process at once.

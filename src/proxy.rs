@@ -19,6 +19,7 @@ pub mod memory;
 pub mod metrics;
 pub mod rates;
 pub mod records;
+pub mod refusals;
 pub mod registry;
 pub mod routes;
 pub mod session;
@@ -28,6 +29,7 @@ pub mod tenants;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -42,10 +44,12 @@ use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::mcp::AnswerSettings;
+use crate::process;
 use bridge::BridgeLimits;
 use bridge::socket::{Graces, SocketSettings};
 use config::Config;
@@ -57,7 +61,7 @@ use rates::Rates;
 use records::Records;
 use registry::Registry;
 use state_file::{Changes, StateFile};
-use tenants::{Count, Tenants, TenantsError};
+use tenants::{Count, Role, Tenants, TenantsError};
 
 /// How long bridges may take to say goodbye at shutdown, once the calls have ended.
 const CLOSE_GRACE: Duration = Duration::from_secs(5);
@@ -66,6 +70,8 @@ const OPERATOR_GRACE: Duration = Duration::from_secs(1);
 /// How long to wait when no connection can be accepted (out of file descriptors, most likely).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// How long reading the file of tenants may take.
+const READ_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often it is logged that connections are refused.
 const COMPLAINT_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -140,6 +146,14 @@ impl ProxyState {
             closing: CancellationToken::new(),
             config,
         })
+    }
+
+    /// Ends what tenants and tokens that are gone have left: how many sessions and bridges those were. It goes by who
+    /// is there and not by who has just left, for whoever was on the way in then comes later.
+    fn enforce_tenants(&self) -> (usize, usize) {
+        let ended = self.registry.revoke(|tenant| self.tenants.has(tenant));
+        let cut = self.registry.cut_bridges(|token, tenant| self.tenants.opens(Role::App, token, tenant));
+        (ended, cut)
     }
 
     fn is_draining(&self) -> bool {
@@ -245,7 +259,7 @@ impl Server {
     /// Listens where the settings say.
     ///
     /// # Errors
-    /// If the address cannot be bound.
+    /// If the address cannot be bound; a [`TenantsError`] inside, if the file of tenants cannot be used.
     pub async fn bind(config: Config) -> io::Result<Self> {
         let listener = Listener::bind(&config.listen).await?;
         Self::on(listener, config).await
@@ -264,32 +278,21 @@ impl Server {
             }
         };
         let address = listener.address()?;
-        let state = ProxyState::new(config, address.clone()).map_err(io::Error::other)?;
-        let state_file = match &state.config.state_file {
-            None => None,
-            Some(path) => {
-                let (file, restored) = StateFile::open(path, &state).map_err(io::Error::other)?;
-                tracing::info!(sessions = restored.sessions, dropped = restored.dropped, "sessions are back");
-                if let Some(aside) = restored.kept_aside {
-                    tracing::error!(kept = %aside.display(), "the state file could not be read to its end");
-                }
-                Some(file)
-            }
-        };
+        // Files may be where reading takes for ever.
+        let tenants_file = config.tenants_file.clone().unwrap_or_default();
+        let at = address.clone();
+        let begun = tokio::task::spawn_blocking(move || begin(config, at));
+        let begun = tokio::time::timeout(READ_TIMEOUT, begun).await.unwrap_or_else(|_| {
+            let too_long = format!("it took longer than {} s", READ_TIMEOUT.as_secs());
+            Ok(Err(io::Error::other(TenantsError::unreadable(&tenants_file, &too_long))))
+        });
+        let (state, state_file) = begun.map_err(io::Error::other)??;
         Ok(Server { listener, address, admin, state_file, state: Arc::new(state) })
     }
 
-    /// What reads the file of tenants again; its answer is a sentence for the log. Bridges of those who are still
-    /// there stay; sessions of those who are gone end.
-    pub fn reload(&self) -> impl Fn() -> Result<String, TenantsError> + Send + Sync + 'static + use<> {
-        let state = Arc::clone(&self.state);
-        move || {
-            let Some(file) = &state.config.tenants_file else { return Ok("There is no file of tenants.".into()) };
-            let reloaded = state.tenants.reload(file)?;
-            let ended: usize = reloaded.gone.iter().map(|tenant| state.registry.revoke(tenant)).sum();
-            let (tenants, gone) = (reloaded.tenants, reloaded.gone.len());
-            Ok(format!("The file of tenants is read again: {tenants} tenants; {gone} gone, with {ended} sessions."))
-        }
+    /// What reads the file of tenants again.
+    pub fn reload(&self) -> Reload {
+        Reload { state: Arc::clone(&self.state), reading: None }
     }
 
     /// Where it listens.
@@ -340,6 +343,8 @@ impl Server {
         }
         // It waits for nothing but the token that has just ended.
         let _joined = sweeper.await;
+        state.records.tell_refusals(Instant::now() + refusals::WINDOW);
+        process::audit::complain(Instant::now());
         stop_keeping.cancel();
         if let Some(keeper) = keeper {
             let _joined = keeper.await;
@@ -350,11 +355,62 @@ impl Server {
     }
 }
 
-/// Forgets expired sessions for as long as the server runs.
+/// Reads the file of tenants again. Bridges whose token is still there stay; sessions of tenants that are gone end.
+#[derive(Debug)]
+pub struct Reload {
+    state: Arc<ProxyState>,
+    /// A reading that did not end in time.
+    reading: Option<JoinHandle<io::Result<String>>>,
+}
+
+impl Reload {
+    /// Does it; the answer is a sentence for the log.
+    ///
+    /// # Errors
+    /// [`TenantsError`] if the file cannot be used, or not be read within some seconds; then all is as it was.
+    pub async fn run(&mut self) -> Result<String, TenantsError> {
+        let Some(file) = self.state.config.tenants_file.clone() else {
+            return Ok("There is no file of tenants.".into());
+        };
+        if self.reading.as_ref().is_some_and(|reading| !reading.is_finished()) {
+            return Err(TenantsError::unreadable(&file, &"it is still being read since the last time"));
+        }
+        let path = file.clone();
+        // A disk of the network that hangs must cost a thread and nothing else.
+        let mut reading = tokio::task::spawn_blocking(move || process::file::read(&path));
+        let text = match tokio::time::timeout(READ_TIMEOUT, &mut reading).await {
+            Ok(read) => read.unwrap_or_else(|error| Err(io::Error::other(error))),
+            Err(_) => {
+                self.reading = Some(reading);
+                Err(io::Error::other(format!("it took longer than {} s", READ_TIMEOUT.as_secs())))
+            }
+        };
+        let text = text.map_err(|error| TenantsError::unreadable(&file, &error))?;
+        let state = Arc::clone(&self.state);
+        let reloaded = tokio::task::spawn_blocking(move || state.tenants.reload(&file, &text));
+        let reloaded = reloaded.await.map_err(|error| TenantsError::unreadable(Path::new("?"), &error))??;
+        let (ended, cut) = self.state.enforce_tenants();
+        let (tenants, gone) = (reloaded.tenants, reloaded.gone.len());
+        Ok(format!(
+            "The file of tenants is read again: {tenants} tenants; {gone} gone, with {ended} sessions; {cut} bridges closed whose token is gone."
+        ))
+    }
+}
+
+/// Forgets expired sessions, and tells what waits to be told, for as long as the server runs.
 async fn sweep(state: Arc<ProxyState>, shutdown: CancellationToken) {
-    let mut ticks = tokio::time::interval(registry::SWEEP_INTERVAL);
+    let mut ticks = tokio::time::interval(refusals::WINDOW);
+    let mut last = None;
     while shutdown.run_until_cancelled(ticks.tick()).await.is_some() {
+        let now = Instant::now();
+        state.records.tell_refusals(now);
+        process::audit::complain(now);
+        if last.is_some_and(|last| now.duration_since(last) < registry::SWEEP_INTERVAL) {
+            continue;
+        }
+        last = Some(now);
         state.rates.sweep();
+        state.enforce_tenants();
         let expired = state.registry.sweep(Instant::now());
         if expired > 0 {
             tracing::info!(expired, sessions = state.registry.len(), "sessions expired");
@@ -415,6 +471,18 @@ async fn serve_operator(listener: Listener, state: Arc<ProxyState>) {
     if tokio::time::timeout(OPERATOR_GRACE, connections.wait()).await.is_err() {
         tracing::debug!(open = connections.len(), "connections of the operator did not close in time");
     }
+}
+
+/// Reads what the settings name.
+fn begin(config: Config, address: Listen) -> io::Result<(ProxyState, Option<StateFile>)> {
+    let state = ProxyState::new(config, address).map_err(io::Error::other)?;
+    let Some(path) = &state.config.state_file else { return Ok((state, None)) };
+    let (file, restored) = StateFile::open(path, &state).map_err(io::Error::other)?;
+    tracing::info!(sessions = restored.sessions, dropped = restored.dropped, "sessions are back");
+    if let Some(aside) = restored.kept_aside {
+        tracing::error!(kept = %aside.display(), "the state file could not be read to its end");
+    }
+    Ok((state, Some(file)))
 }
 
 /// Accepts connections until `shutdown`.

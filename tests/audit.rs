@@ -1,17 +1,19 @@
 //! The audit log: a line for everything that somebody did or was refused, and never what it held.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use openclaw_mcp_proxy::auth::TokenHash;
 use serde_json::{Value, json};
 
-use crate::program::serving;
+use crate::program::{Log, program, serving};
 use crate::support::{App, McpClient, http, send, soon, tools, until};
 
-struct Log(PathBuf);
+struct AuditLog(PathBuf);
 
-impl Log {
+impl AuditLog {
     fn new() -> Self {
-        Log(PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("audit-{}.jsonl", uuid::Uuid::new_v4())))
+        AuditLog(PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("audit-{}.jsonl", uuid::Uuid::new_v4())))
     }
 
     fn text(&self) -> String {
@@ -21,6 +23,8 @@ impl Log {
     /// The lines of this event, without their times.
     fn lines(&self, event: &str) -> Vec<Value> {
         let text = self.text();
+        // The last line may be half written.
+        let text = &text[..text.rfind('\n').map_or(0, |end| end + 1)];
         let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).expect(line));
         lines.filter(|line| line["event"] == event).collect()
     }
@@ -31,7 +35,7 @@ impl Log {
     }
 }
 
-impl Drop for Log {
+impl Drop for AuditLog {
     fn drop(&mut self) {
         let _gone = std::fs::remove_file(&self.0);
     }
@@ -39,7 +43,7 @@ impl Drop for Log {
 
 #[tokio::test]
 async fn every_deed_has_a_line_and_no_line_has_content() {
-    let log = Log::new();
+    let log = AuditLog::new();
     let settings = [
         ("LISTEN", "127.0.0.1:0"),
         ("APP_TOKEN", "canary-app-token"),
@@ -124,4 +128,174 @@ async fn every_deed_has_a_line_and_no_line_has_content() {
         use std::os::unix::fs::PermissionsExt;
         assert_eq!(std::fs::metadata(&log.0).unwrap().permissions().mode() & 0o777, 0o600);
     }
+}
+
+/// What was refused: side, status, reason, and how often.
+type Refusals = BTreeMap<(String, u64, String), u64>;
+
+impl AuditLog {
+    fn refusals(&self) -> Refusals {
+        let mut refusals = Refusals::new();
+        for line in self.lines("refused") {
+            let text = |name: &str| line[name].as_str().unwrap().to_owned();
+            assert_eq!(text("address"), "127.0.0.1");
+            let kind = (text("side"), line["status"].as_u64().unwrap(), text("reason"));
+            *refusals.entry(kind).or_default() += line["count"].as_u64().unwrap();
+        }
+        refusals
+    }
+}
+
+#[tokio::test]
+async fn each_refusal_is_told_with_what_was_answered_and_why() {
+    let log = AuditLog::new();
+    let hash = |token: &str| TokenHash::of(token.as_bytes());
+    let tenants = log.0.with_extension("toml");
+    let text = ["a", "b"].map(|name| {
+        let (app, claw) = (hash(&format!("{name}-app")), hash(&format!("{name}-claw")));
+        format!("[[tenant]]\nname = \"{name}\"\napp_token_sha256 = [\"{app}\"]\nopenclaw_token_sha256 = [\"{claw}\"]\n")
+    });
+    std::fs::write(&tenants, text.concat()).unwrap();
+    let settings = [
+        ("LISTEN", "127.0.0.1:0"),
+        ("TENANTS_FILE", tenants.to_str().unwrap()),
+        ("AUDIT_FILE", log.0.to_str().unwrap()),
+        ("LEGACY_SSE", "true"),
+        ("MAX_SESSIONS_PER_TENANT", "2"),
+        ("MAX_REQUEST_BYTES_PER_TENANT", "8388608"),
+    ];
+    let (mut child, base) = serving(&settings).await;
+    let sessions = format!("{base}/v1/chat/sessions");
+    let registration = json!({ "device_id": "d", "tools": tools(&["t"]), "want_session_secret": true });
+    let secret = App::register_at_as(&base, registration, "a-app").await;
+    let app = App::register_at_as(&base, json!({ "device_id": "d", "tools": tools(&["t"]) }), "a-app").await;
+    let unknown = format!("{sessions}/0123456789abcdef0123456789abcdef");
+    let foreign = app.client().header("authorization", "Bearer b-claw");
+    assert_eq!(foreign.rpc("1", "tools/list", "{}").await.status, 404);
+    assert_eq!(foreign.call("t", "{}").await.status, 404);
+    for (request, status) in [
+        (http().get(app.session_url()).bearer_auth("b-app"), 404),
+        (http().delete(app.session_url()).bearer_auth("b-app"), 200),
+        (http().get(secret.session_url()).bearer_auth("a-app"), 404),
+        (http().get(&app.mcp_url).header("accept", "text/event-stream"), 401),
+        (http().post(&sessions).bearer_auth("a-app").json(&json!({ "device_id": "d" })), 429),
+        // No bridges, for all their names.
+        (http().head(format!("{}/bridge", app.session_url())), 401),
+        (http().post(format!("{sessions}/bridge")), 401),
+        (http().get(format!("{}/bridge", app.session_url())), 426),
+        // None of these is refused.
+        (http().get(&unknown).bearer_auth("a-app"), 404),
+        (http().delete(&unknown).bearer_auth("a-app"), 200),
+        (http().get(app.session_url()).bearer_auth("a-app"), 200),
+    ] {
+        let reply = send(request).await;
+        assert_eq!(reply.status, status, "{}", reply.text);
+    }
+    for (token, code) in [("b-app", 4404), ("wrong", 4401)] {
+        assert_eq!(App { token: token.into(), ..app.clone() }.dial().await.closed().await.0, code);
+    }
+    let expected: Refusals = [
+        (("client", 404, "foreign_session"), 2),
+        (("app", 404, "foreign_session"), 1),
+        (("app", 200, "foreign_session"), 1),
+        (("app", 4404, "foreign_session"), 1),
+        (("app", 404, "session_secret"), 1),
+        (("client", 401, "token"), 1),
+        (("app", 401, "token"), 2),
+        (("app", 426, "token"), 1),
+        (("app", 4401, "token"), 1),
+        (("app", 429, "limit"), 1),
+    ]
+    .map(|((side, status, reason), count)| ((side.to_owned(), status, reason.to_owned()), count))
+    .into();
+    until(async || log.refusals().values().sum::<u64>() >= expected.values().sum()).await;
+    assert_eq!(log.refusals(), expected);
+    let pid = child.id().unwrap().to_string();
+    assert!(std::process::Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+    assert!(soon(child.wait()).await.unwrap().success());
+    let ended = log.lines("session_ended");
+    assert_eq!(ended.len(), 2);
+    assert!(ended.iter().all(|line| line["reason"] == "shutdown"));
+    std::fs::remove_file(tenants).unwrap();
+}
+
+#[tokio::test]
+async fn the_outcome_is_what_the_client_was_told() {
+    // Answered as a whole, and at the end of a stream.
+    for stream_after in ["5", "0"] {
+        let log = AuditLog::new();
+        let settings = [
+            ("LISTEN", "127.0.0.1:0"),
+            ("AUDIT_FILE", log.0.to_str().unwrap()),
+            ("STREAM_AFTER_SECONDS", stream_after),
+            ("MAX_RESULT_BYTES", "2000"),
+        ];
+        let (_child, base) = serving(&settings).await;
+        let app = App::register_at(&base, json!({ "device_id": "d", "tools": tools(&["t"]) })).await;
+        let mut bridge = app.connect().await;
+        // Escaped once more, it takes twice as many bytes.
+        let large = format!(r#""ok":true,"content":["{}"]"#, r#"\""#.repeat(700));
+        let answers = [
+            (r#""ok":true,"content":1"#, "ok", false),
+            (r#""result":{"content":[],"isError":true}"#, "tool_error", true),
+            (r#""result":{"content":[{"type":"nope"}]}"#, "malformed", true),
+            (&large, "result_too_large", true),
+            (r#""ok":false,"error":"no""#, "tool_error", true),
+            (r#""ok":false,"error":{"code":7,"message":"no"}"#, "rpc_error", false),
+        ];
+        for (answer, _, is_error) in answers {
+            let request = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"t"}}"#;
+            let call = tokio::spawn(app.client().request(request).send());
+            let (id, ..) = bridge.invoked().await;
+            let text = if stream_after == "0" {
+                // The stream has begun.
+                let response = soon(call).await.unwrap().unwrap();
+                bridge.answer(&id, answer).await;
+                soon(response.text()).await.unwrap()
+            } else {
+                bridge.answer(&id, answer).await;
+                soon(soon(call).await.unwrap().unwrap().text()).await.unwrap()
+            };
+            assert_eq!(text.contains(r#""isError":true"#), is_error, "{text}");
+            assert_eq!(text.contains("event: message"), stream_after == "0", "{text}");
+        }
+        let calls = log.has("call", answers.len()).await;
+        for (call, (_, outcome, _)) in calls.iter().zip(answers) {
+            assert_eq!(call["outcome"], outcome, "{stream_after}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_flood_of_refusals_is_a_few_lines_that_say_how_many() {
+    let log = AuditLog::new();
+    let settings = [("LISTEN", "127.0.0.1:0"), ("APP_TOKEN", "a-token"), ("AUDIT_FILE", log.0.to_str().unwrap())];
+    let (_child, base) = serving(&settings).await;
+    let (http, since) = (http(), std::time::Instant::now());
+    for _ in 0..500 {
+        assert!(matches!(send(http.post(format!("{base}/v1/chat/sessions"))).await.status, 401 | 429));
+    }
+    let seconds = usize::try_from(since.elapsed().as_secs()).unwrap();
+    until(async || log.refusals().values().sum::<u64>() == 500).await;
+    // Of each of the two statuses one at once, and one for each second that has begun.
+    let lines = log.lines("refused").len();
+    assert!(lines <= 2 * (seconds + 3), "{lines} in {seconds} s");
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn lines_that_cannot_be_written_are_told_and_counted() {
+    let settings = [("LISTEN", "127.0.0.1:0"), ("ADMIN_LISTEN", "127.0.0.1:0"), ("AUDIT_FILE", "/dev/full")];
+    let mut child = program(&settings).spawn().unwrap();
+    let mut log = Log::of(&mut child);
+    let after = |line: &str, name: &str| line.split(name).nth(1).unwrap().split(' ').next().unwrap().to_owned();
+    let base = after(&log.until("url=").await, "url=");
+    let admin = after(&log.until("admin=").await, "admin=");
+    for _ in 0..3 {
+        App::register_at(&base, json!({ "device_id": "d" })).await;
+    }
+    let told = log.until("the audit log lost lines").await;
+    assert!(told.contains("No space left on device"), "{told}");
+    let count = async || send(http().get(format!("{admin}/metrics"))).await.text;
+    until(async || count().await.contains("openclaw_proxy_audit_lines_lost_total 3\n")).await;
 }

@@ -39,7 +39,7 @@ fn create(registry: &Registry, now: Instant) -> Result<Entry, Full> {
 }
 
 fn attach(entry: &Entry, now: Instant) -> u64 {
-    let Attempt::Attached(epoch) = entry.bridge.try_attach(now) else { panic!("not attached") };
+    let Attempt::Attached(epoch) = entry.bridge.try_attach(None, now) else { panic!("not attached") };
     epoch
 }
 
@@ -104,7 +104,7 @@ fn a_connected_bridge_keeps_the_session_and_the_clock_starts_when_it_goes() {
     assert_eq!(registry.expires_at(&entry), Some(much_later + TTL));
     assert_eq!(registry.sweep(much_later + TTL - Duration::from_millis(1)), 0);
     assert_eq!(registry.sweep(much_later + TTL), 1);
-    assert!(matches!(entry.bridge.try_attach(much_later + TTL), Attempt::Ended(Close::UnknownSession)));
+    assert!(matches!(entry.bridge.try_attach(None, much_later + TTL), Attempt::Ended(Close::UnknownSession)));
 }
 
 #[test]
@@ -189,8 +189,9 @@ fn of_many_threads_that_race_one_becomes_the_bridge() {
     for _ in 0..100 {
         let entry = create(&registry, now).unwrap();
         let attached = std::thread::scope(|scope| {
-            let racers: Vec<_> =
-                (0..8).map(|_| scope.spawn(|| matches!(entry.bridge.try_attach(now), Attempt::Attached(_)))).collect();
+            let racers: Vec<_> = (0..8)
+                .map(|_| scope.spawn(|| matches!(entry.bridge.try_attach(None, now), Attempt::Attached(_))))
+                .collect();
             racers.into_iter().map(|racer| racer.join().unwrap()).filter(|won| *won).count()
         });
         assert_eq!(attached, 1);
@@ -210,4 +211,15 @@ async fn an_expired_session_is_unknown_to_everybody() {
     until(async || app.client().rpc("1", "tools/list", "{}").await.status == 404).await;
     assert_eq!(app.status().await.status, 404);
     assert_eq!(app.dial().await.closed().await.0, 4404);
+}
+
+#[test]
+fn whoever_is_refused_does_not_have_everybodys_sessions_looked_at_each_time() {
+    let (start, ttl) = (Instant::now(), Duration::from_millis(100));
+    let registry = Registry::new(ttl, 1, 2, LIMITS_OF_BRIDGE, Arc::default(), None);
+    let at = |millis| start + Duration::from_millis(millis);
+    create(&registry, start).unwrap();
+    assert!(create(&registry, at(50)).is_err(), "this looks, in vain");
+    assert!(create(&registry, at(200)).is_err(), "and this does not, although there would be room");
+    assert!(create(&registry, at(1050)).is_ok());
 }

@@ -11,7 +11,7 @@ use crate::support::{App, TestServer, soon, timed, tools};
 
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_openclaw-mcp-proxy");
 
-fn program(settings: &[(&str, &str)]) -> Command {
+pub fn program(settings: &[(&str, &str)]) -> Command {
     program_by(Command::new(PROGRAM), settings)
 }
 
@@ -52,6 +52,38 @@ pub async fn serve(mut command: Command) -> (Child, String) {
     // What it logs from now on is read, so that it never has to wait.
     tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
     (child, url)
+}
+
+/// What a program that runs has logged.
+pub struct Log {
+    lines: tokio::sync::mpsc::UnboundedReceiver<String>,
+    pub seen: String,
+}
+
+impl Log {
+    pub fn of(child: &mut Child) -> Self {
+        let mut read = BufReader::new(child.stderr.take().unwrap()).lines();
+        let (sender, lines) = tokio::sync::mpsc::unbounded_channel();
+        // Read to its end, so that the program never has to wait.
+        tokio::spawn(async move {
+            while let Ok(Some(line)) = read.next_line().await {
+                let _gone = sender.send(line);
+            }
+        });
+        Log { lines, seen: String::new() }
+    }
+
+    /// Waits for a line that holds this.
+    pub async fn until(&mut self, text: &str) -> String {
+        loop {
+            let line = soon(self.lines.recv()).await.unwrap_or_else(|| panic!("no {text}: {}", self.seen));
+            self.seen.push_str(&line);
+            self.seen.push('\n');
+            if line.contains(text) {
+                return line;
+            }
+        }
+    }
 }
 
 #[tokio::test]
@@ -128,7 +160,11 @@ async fn the_program_asks_another_one_whether_it_is_well() {
     for listen in [address.to_owned(), format!("0.0.0.0:{port}")] {
         let mut health = program(&[("LISTEN", &listen), ("ALLOW_OPEN", "true")]);
         health.arg("health");
+        // It touches nothing: whoever asks may be somebody else than whom the file is to belong to.
+        let audit = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("health-{}", uuid::Uuid::new_v4()));
+        health.env("OPENCLAW_PROXY_AUDIT_FILE", &audit);
         assert_eq!(output(health).await.status.code(), Some(0), "{listen}");
+        assert!(!audit.exists());
     }
     child.kill().await.unwrap();
     let mut health = program(&[("LISTEN", address)]);
@@ -157,6 +193,32 @@ async fn sigterm_stops_it_and_a_second_one_at_once() {
     assert_eq!(status.unwrap().code(), Some(130));
     assert!(took < Duration::from_secs(2), "{took:?}");
     call.abort();
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn sighup_does_not_end_it_however_early_it_comes() {
+    // Reading this takes a while.
+    let tenants: String = (0..20_000).map(|n| format!("[[tenant]]\nname = \"{n}\"\n")).collect();
+    let file = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("early-{}", uuid::Uuid::new_v4()));
+    std::fs::write(&file, tenants).unwrap();
+    let settings = [("LISTEN", "127.0.0.1:0"), ("LOG", "info"), ("TENANTS_FILE", file.to_str().unwrap())];
+    let mut child = program(&settings).spawn().unwrap();
+    let pid = child.id().unwrap();
+    // As soon as the signal is caught, which /proc shows; before, nobody can be asked to survive it.
+    let is_caught = || {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap().trim();
+        u64::from_str_radix(mask, 16).unwrap() & 1 != 0
+    };
+    let mut log = Log::of(&mut child);
+    crate::support::until(async || is_caught()).await;
+    signal(&child, "HUP").await;
+    assert!(log.lines.try_recv().is_err(), "it is caught only when all is read");
+    log.until("The file of tenants is read again").await;
+    signal(&child, "TERM").await;
+    assert!(soon(child.wait()).await.unwrap().success(), "{}", log.seen);
+    std::fs::remove_file(file).unwrap();
 }
 
 #[tokio::test]

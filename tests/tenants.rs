@@ -8,7 +8,7 @@ use tokio_tungstenite::connect_async;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 use tokio_tungstenite::tungstenite::protocol::Message;
 
-use crate::program::{PROGRAM, serving};
+use crate::program::{Log, PROGRAM, program, serving};
 use crate::support::{App, McpClient, Reply, TestServer, http, send, soon, tools, until};
 
 /// A file of tenants, removed with it.
@@ -330,7 +330,7 @@ impl App {
 }
 
 #[tokio::test]
-async fn sighup_changes_who_may_enter_and_no_bridge_falls() {
+async fn sighup_changes_who_may_enter_and_no_bridge_of_a_token_that_is_still_there_falls() {
     let file = TenantsFile::new(&(tenant("a", "") + &tenant("b", "")));
     let (child, base) = serving(&[("LISTEN", "127.0.0.1:0"), ("TENANTS_FILE", file.path())]).await;
     let register = async |token: &str| {
@@ -345,13 +345,8 @@ async fn sighup_changes_who_may_enter_and_no_bridge_falls() {
     let echo = bridge_a.echo();
     assert_eq!(call("a").await, 200);
     // A file that cannot be used changes nothing.
-    let hang_up = async || {
-        let pid = child.id().unwrap().to_string();
-        let status = tokio::process::Command::new("kill").args(["-HUP", &pid]).status().await.unwrap();
-        assert!(status.success());
-    };
     std::fs::write(&file.0, "[[tenant]]\nname = 1").unwrap();
-    hang_up().await;
+    hang_up(&child).await;
     assert_eq!(call("a").await, 200);
     // a's tokens are rotated, b goes.
     let rotated = tenant("a", "").replace("a-app", "").replace(
@@ -359,7 +354,7 @@ async fn sighup_changes_who_may_enter_and_no_bridge_falls() {
         &format!("{}\", \"{}", TokenHash::of(b"new-claw"), TokenHash::of(b"newer-claw")),
     );
     std::fs::write(&file.0, rotated).unwrap();
-    hang_up().await;
+    hang_up(&child).await;
     until(async || call("a").await == 401).await;
     assert_eq!((call("new").await, call("newer").await), (200, 200), "over the same bridge as before");
     assert_eq!(bridge_b.closed().await.0, 4401);
@@ -373,4 +368,160 @@ async fn a_new_token_comes_with_the_hash_for_the_file() {
     let text = String::from_utf8(output.stdout).unwrap();
     let value = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().to_owned();
     assert_eq!(value("SHA-256:"), TokenHash::of(value("token:").as_bytes()).to_string());
+}
+
+/// Tells a program to read its files again.
+async fn hang_up(child: &tokio::process::Child) {
+    let pid = child.id().unwrap().to_string();
+    assert!(tokio::process::Command::new("kill").args(["-HUP", &pid]).status().await.unwrap().success());
+}
+
+/// Puts a pipe that nobody writes to in the place of a file.
+fn replace_by_pipe(path: &std::path::Path) {
+    std::fs::remove_file(path).unwrap();
+    assert!(std::process::Command::new("mkfifo").arg(path).status().unwrap().success());
+}
+
+#[tokio::test]
+async fn a_pipe_in_the_place_of_a_file_holds_up_nothing_and_its_end_is_no_hang() {
+    let file = TenantsFile::new(&tenant("a", ""));
+    let audit = TenantsFile::new("");
+    let settings = [("LISTEN", "127.0.0.1:0"), ("TENANTS_FILE", file.path()), ("AUDIT_FILE", audit.path())];
+    let mut child = program(&settings).spawn().unwrap();
+    let mut log = Log::of(&mut child);
+    let base = log.until("url=").await.split("url=").nth(1).unwrap().to_owned();
+    replace_by_pipe(&file.0);
+    replace_by_pipe(&audit.0);
+    hang_up(&child).await;
+    log.until("it is no regular file. What was read before stays in force").await;
+    for _ in 0..8 {
+        App::register_at_as(&base, json!({ "device_id": "d" }), "a-app").await;
+    }
+    let pid = child.id().unwrap().to_string();
+    assert!(tokio::process::Command::new("kill").args(["-TERM", &pid]).status().await.unwrap().success());
+    assert!(soon(child.wait()).await.unwrap().success());
+    if !log.seen.contains("the audit log cannot be opened anew") {
+        log.until("the audit log cannot be opened anew").await;
+    }
+    // Nor does it start with one.
+    for (setting, path) in [("TENANTS_FILE", file.path()), ("AUDIT_FILE", audit.path())] {
+        let output = soon(program(&[("LISTEN", "127.0.0.1:0"), (setting, path)]).output()).await.unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(78), "{stderr}");
+        assert!(stderr.contains("regular file") && !stderr.contains("cannot listen"), "{stderr}");
+    }
+}
+
+#[tokio::test]
+async fn a_file_of_tenants_that_is_missing_or_wrong_is_said_with_the_code_of_a_setting() {
+    let file = TenantsFile::new("[[tenant]]\nname = 1\n");
+    let missing = format!("{}.missing", file.path());
+    for (path, says) in [(file.path(), "line 2"), (&*missing, "cannot be read: No such file")] {
+        let output = soon(program(&[("LISTEN", "127.0.0.1:0"), ("TENANTS_FILE", path)]).output()).await.unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(78), "{stderr}");
+        let last = stderr.lines().last().unwrap();
+        assert!(last.starts_with("openclaw-mcp-proxy: The file of tenants") && last.contains(says), "{stderr}");
+    }
+}
+
+/// Sends a request without the end of its body; the answer comes when that is sent.
+async fn begin_request(base: &str, line: &str, token: &str, body: &str) -> tokio::net::TcpStream {
+    let mut stream = tokio::net::TcpStream::connect(base.trim_start_matches("http://")).await.unwrap();
+    let head = format!(
+        "{line} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer {token}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    );
+    let (begun, _) = body.split_at(body.len() - 1);
+    tokio::io::AsyncWriteExt::write_all(&mut stream, format!("{head}{begun}").as_bytes()).await.unwrap();
+    stream
+}
+
+async fn end_request(mut stream: tokio::net::TcpStream) -> String {
+    tokio::io::AsyncWriteExt::write_all(&mut stream, b"}").await.unwrap();
+    let mut answer = String::new();
+    soon(tokio::io::AsyncReadExt::read_to_string(&mut stream, &mut answer)).await.unwrap();
+    answer
+}
+
+#[tokio::test]
+async fn who_is_removed_while_a_request_arrives_gets_nothing_and_does_not_come_back() {
+    let both = tenant("a", "") + &tenant("b", "");
+    let file = TenantsFile::new(&both);
+    let (child, base) = serving(&[("LISTEN", "127.0.0.1:0"), ("TENANTS_FILE", file.path())]).await;
+    let registration = json!({ "device_id": "d", "tools": tools(&["t"]), "want_mcp_token": true });
+    let app = App::register_at_as(&base, registration.clone(), "a-app").await;
+    let shared = App::register_at_as(&base, json!({ "device_id": "d", "tools": tools(&["t"]) }), "a-app").await;
+    let list = r#"{"jsonrpc":"2.0","id":1,"method":"tools/list"}"#;
+    let token = app.registration["mcp_token"].as_str().unwrap();
+    let requests = [
+        ("POST /v1/chat/sessions".to_owned(), "a-app", registration.to_string()),
+        (format!("PUT /v1/chat/sessions/{}/tools", app.id), "a-app", r#"{"tools":[]}"#.to_owned()),
+        (format!("POST /v1/mcp/{}", shared.id), "a-claw", list.to_owned()),
+        (format!("POST /v1/mcp/{}", app.id), token, list.to_owned()),
+    ];
+    let mut begun = Vec::new();
+    for (line, token, body) in &requests {
+        begun.push(begin_request(&base, line, token, body).await);
+    }
+    // Their heads have been read when a later request has been answered, in most cases.
+    for _ in 0..20 {
+        assert_eq!(app.status().await.status, 200);
+    }
+    std::fs::write(&file.0, tenant("b", "")).unwrap();
+    hang_up(&child).await;
+    until(async || app.status().await.status == 401).await;
+    for (stream, (line, ..)) in begun.into_iter().zip(&requests) {
+        let answer = end_request(stream).await;
+        assert!(answer.starts_with("HTTP/1.1 401"), "{line}: {answer}");
+    }
+    // The name comes back, as somebody else.
+    std::fs::write(&file.0, &both).unwrap();
+    hang_up(&child).await;
+    until(async || app.status().await.status == 404).await;
+    let client = app.client().header("authorization", &format!("Bearer {token}"));
+    assert_eq!(client.rpc("1", "tools/list", "{}").await.status, 401);
+}
+
+#[tokio::test]
+async fn a_bridge_whose_token_is_gone_is_closed_and_its_calls_go_on_with_the_new_one() {
+    let hash = |token: &str| TokenHash::of(token.as_bytes()).to_string();
+    let with = |tokens: &[&str]| {
+        let own = tokens.iter().map(|token| hash(token)).collect::<Vec<_>>().join("\", \"");
+        tenant("a", "").replace(&hash("a-app"), &own)
+    };
+    let file = TenantsFile::new(&with(&["old-app", "new-app"]));
+    let (child, base) = serving(&[("LISTEN", "127.0.0.1:0"), ("TENANTS_FILE", file.path())]).await;
+    let registration = json!({ "device_id": "d", "tools": tools(&["t"]), "bridge_features": ["resume", "tools"] });
+    let old = App::register_at_as(&base, registration.clone(), "old-app").await;
+    let kept = App::register_at_as(&base, registration, "new-app").await;
+    let (mut bridge, mut kept_bridge) = (old.connect().await, kept.connect().await);
+    for bridge in [&mut bridge, &mut kept_bridge] {
+        assert_eq!(bridge.recv().await["type"], "hello");
+    }
+    let client = |app: &App| app.client().header("authorization", "Bearer a-claw");
+    let call = client(&old).spawn_call("1", "t", "{}");
+    let (id, ..) = bridge.invoked().await;
+    std::fs::write(&file.0, with(&["new-app"])).unwrap();
+    hang_up(&child).await;
+    assert_eq!(bridge.closed().await.0, 4401);
+    let mut again = App { token: "new-app".into(), ..old.clone() }.dial().await;
+    assert_eq!(again.recv().await["pending"], json!([id]));
+    again.answer(&id, r#""ok":true,"content":"done""#).await;
+    assert_eq!(soon(call).await.unwrap().tool_text(), "done");
+    let call = client(&kept).spawn_call("1", "t", "{}");
+    kept_bridge.answer_next(r#""ok":true,"content":"still here""#).await;
+    assert_eq!(soon(call).await.unwrap().tool_text(), "still here");
+    assert_eq!(bridge_close(&base, &old.id, &["Bearer old-app"]).await, Some(4401));
+}
+
+#[tokio::test]
+async fn a_subprotocol_with_nothing_in_it_is_no_token() {
+    let server = TestServer::start(&[("APP_TOKEN", "an-app-token")]).await;
+    let app = App::register_as(&server, json!({ "device_id": "d" }), "an-app-token").await;
+    let mut request = app.bridge_url.as_str().into_client_request().unwrap();
+    request.headers_mut().insert("sec-websocket-protocol", "openclaw-bridge, bearer.".parse().unwrap());
+    let (mut socket, _) = soon(connect_async(request)).await.unwrap();
+    let first = soon(futures_util::StreamExt::next(&mut socket)).await;
+    assert!(matches!(first, Some(Ok(Message::Close(Some(close)))) if u16::from(close.code) == 4401));
 }

@@ -87,7 +87,7 @@ impl World {
         let id = SessionId::parse(SESSION).expect("it is one");
         let (spelling, features) = (session.registration.spelling, session.registration.features);
         let bridge = Arc::new(Bridge::new(id, spelling, features, LIMITS, Arc::default(), now));
-        let Attempt::Attached(epoch) = bridge.try_attach(now) else { panic!("nobody else is there") };
+        let Attempt::Attached(epoch) = bridge.try_attach(None, now) else { panic!("nobody else is there") };
         World { session, bridge, epoch, now, listeners: Listeners::new(1) }
     }
 

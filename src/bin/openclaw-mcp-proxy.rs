@@ -16,7 +16,7 @@ use openclaw_mcp_proxy::process::{self, Audit, systemd};
 use openclaw_mcp_proxy::proxy::config::Config;
 use openclaw_mcp_proxy::proxy::listener::{Listen, Listener};
 use openclaw_mcp_proxy::proxy::start::{self, StartError};
-use openclaw_mcp_proxy::proxy::{Server, tenants::TenantsError};
+use openclaw_mcp_proxy::proxy::{Reload, Server};
 
 /// Lends an app's tools to OpenClaw and any other MCP client. Settings are OPENCLAW_PROXY_* environment variables.
 #[derive(Parser)]
@@ -80,9 +80,19 @@ const EXIT_CONFIG: u8 = 78;
 /// How long the proxy may take to say that it is well.
 const HEALTH_TIMEOUT: Duration = Duration::from_secs(5);
 
-#[tokio::main]
-async fn main() -> ExitCode {
-    match run(Cli::parse().command.unwrap_or(Command::Serve)).await {
+/// How long the last lines of the audit log may take to be written.
+const AUDIT_GRACE: Duration = Duration::from_secs(2);
+/// How long threads may take to end that wait for a disk or a name; the process ends without them.
+const THREAD_GRACE: Duration = Duration::from_secs(1);
+
+fn main() -> ExitCode {
+    let command = Cli::parse().command.unwrap_or(Command::Serve);
+    let ended = tokio::runtime::Runtime::new().context("cannot start").and_then(|runtime| {
+        let ended = runtime.block_on(run(command));
+        runtime.shutdown_timeout(THREAD_GRACE);
+        ended
+    });
+    match ended {
         Ok(code) => code,
         Err(error) => {
             let is_config = matches!(error.downcast_ref(), Some(StartError::Config(_)));
@@ -96,10 +106,12 @@ async fn run(command: Command) -> anyhow::Result<ExitCode> {
     let out = &mut io::stdout();
     match command {
         Command::Serve => {
+            // Before anything that takes time: until then the signal ends the process.
+            let hangups = hangups().context("cannot listen to signals")?;
             let (config, listener) = settings()?;
-            serve(config, listener, None).await?;
+            serve(config, listener, Wanted::Serving(hangups)).await?;
         }
-        Command::Demo { once } => serve(config()?, None, Some(once)).await?,
+        Command::Demo { once } => serve(config()?, None, Wanted::Demo { once }).await?,
         Command::Token => print_token(out)?,
         Command::Health => health(&config()?).await?,
         Command::Completions { shell } => process::print_completions(Cli::command(), shell, out)?,
@@ -133,16 +145,35 @@ fn settings() -> anyhow::Result<(Config, Option<Listener>)> {
     Ok((config, Some(listener)))
 }
 
-/// Serves until it is told to stop; with the demo, if that is wanted, perhaps only for its one call.
-async fn serve(config: Config, listener: Option<Listener>, demo_once: Option<bool>) -> anyhow::Result<()> {
+/// What the server is started for.
+enum Wanted {
+    Serving(Hangups),
+    Demo { once: bool },
+}
+
+/// Serves until it is told to stop; with the demo, perhaps only for its one call.
+async fn serve(config: Config, listener: Option<Listener>, wanted: Wanted) -> anyhow::Result<()> {
     let open = |path: &PathBuf| {
         Audit::open(path.clone()).map_err(|error| StartError::Config(start::cannot_audit(path, &error)))
     };
     let audit = config.audit_file.as_ref().map(open).transpose()?;
     process::init_logging(&config.log, config.log_format, audit.clone()).map_err(StartError::Config)?;
+    let ended = serve_with(config, listener, wanted, audit.clone()).await;
+    if let Some(audit) = audit {
+        audit.flush(AUDIT_GRACE);
+    }
+    ended
+}
+
+async fn serve_with(
+    config: Config,
+    listener: Option<Listener>,
+    wanted: Wanted,
+    audit: Option<Audit>,
+) -> anyhow::Result<()> {
     let shutdown = process::shutdown_token()?;
     let warnings = config.warnings();
-    let server = bind(&config, listener, demo_once.is_some()).await?;
+    let server = bind(&config, listener, matches!(wanted, Wanted::Demo { .. })).await?;
     let base_url = match server.address() {
         Listen::Tcp(address) => format!("http://{address}"),
         socket @ Listen::Unix(_) => socket.to_string(),
@@ -154,12 +185,15 @@ async fn serve(config: Config, listener: Option<Listener>, demo_once: Option<boo
     for warning in warnings {
         tracing::warn!("{warning}");
     }
-    let Some(once) = demo_once else {
-        let _reloading = reload_on_hangup(server.reload(), audit)?;
-        let sessions = server.registry();
-        let _supervised = systemd::supervise(shutdown.clone(), move || format!("{} chat sessions", sessions()));
-        server.run(shutdown).await;
-        return Ok(());
+    let once = match wanted {
+        Wanted::Demo { once } => once,
+        Wanted::Serving(hangups) => {
+            let _reloading = reload_on_hangup(server.reload(), audit, hangups);
+            let sessions = server.registry();
+            let _supervised = systemd::supervise(shutdown.clone(), move || format!("{} chat sessions", sessions()));
+            server.run(shutdown).await;
+            return Ok(());
+        }
     };
     anyhow::ensure!(server.address().tcp().is_some(), "the demo needs an address in OPENCLAW_PROXY_LISTEN");
     let demo = Demo { base_url, app_token: config.app_token, openclaw_token: config.openclaw_token };
@@ -181,34 +215,45 @@ fn print_token(out: &mut impl Write) -> io::Result<()> {
     out.flush()
 }
 
-/// Reads the file of tenants again, and opens the audit log anew, whenever SIGHUP comes; the task ends with what is returned.
 #[cfg(unix)]
-fn reload_on_hangup(
-    reload: impl Fn() -> Result<String, TenantsError> + Send + 'static,
-    audit: Option<Audit>,
-) -> io::Result<tokio::task::JoinSet<()>> {
-    let mut hangups = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::hangup())?;
-    let mut task = tokio::task::JoinSet::new();
-    task.spawn(async move {
-        while hangups.recv().await.is_some() {
-            systemd::while_reloading(|| {
-                if let Some(Err(error)) = audit.as_ref().map(Audit::reopen) {
-                    tracing::error!(%error, "the audit log cannot be opened anew; the old file is written on");
-                }
-                match reload() {
-                    Ok(news) => tracing::info!("{news}"),
-                    Err(error) => tracing::error!("{error} What was read before stays in force."),
-                }
-            });
-        }
-    });
-    Ok(task)
+type Hangups = tokio::signal::unix::Signal;
+#[cfg(not(unix))]
+type Hangups = ();
+
+/// What says that SIGHUP has come.
+#[cfg(unix)]
+fn hangups() -> io::Result<Hangups> {
+    tokio::signal::unix::signal(tokio::signal::unix::SignalKind::hangup())
 }
 
 #[cfg(not(unix))]
-fn reload_on_hangup<T>(_: T, _: Option<Audit>) -> io::Result<()> {
+fn hangups() -> io::Result<Hangups> {
     Ok(())
 }
+
+/// Reads the file of tenants again, and opens the audit log anew, whenever SIGHUP comes; the task ends with what is returned.
+#[cfg(unix)]
+fn reload_on_hangup(mut reload: Reload, audit: Option<Audit>, mut hangups: Hangups) -> tokio::task::JoinSet<()> {
+    let mut task = tokio::task::JoinSet::new();
+    task.spawn(async move {
+        while hangups.recv().await.is_some() {
+            systemd::while_reloading(async {
+                if let Some(audit) = &audit {
+                    audit.reopen();
+                }
+                match reload.run().await {
+                    Ok(news) => tracing::info!("{news}"),
+                    Err(error) => tracing::error!("{error} What was read before stays in force."),
+                }
+            })
+            .await;
+        }
+    });
+    task
+}
+
+#[cfg(not(unix))]
+fn reload_on_hangup(_: Reload, _: Option<Audit>, (): Hangups) {}
 
 /// Examines a deployment and tells what was found: whether all is well.
 async fn doctor(args: DoctorArgs, config: Config, out: &mut impl Write) -> anyhow::Result<bool> {

@@ -7,7 +7,7 @@
 use bytes::Bytes;
 use http::StatusCode;
 
-use super::{Era, Output, Reply};
+use super::{Era, Output, Reply, Told};
 use crate::{json, jsonrpc};
 
 /// Up to here an object's text copy is pretty-printed; beyond, it is the app's own text.
@@ -27,23 +27,24 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// The status and the whole JSON-RPC response for a reply.
-    pub fn response(&self, id: &str, reply: &Reply) -> (StatusCode, Vec<u8>) {
-        let result = match reply {
+    /// The status and the whole JSON-RPC response for a reply, and in a word what it tells.
+    pub fn response(&self, id: &str, reply: &Reply) -> (StatusCode, Vec<u8>, Told) {
+        let (result, told) = match reply {
             Reply::Content(content) => self.content(id, as_text(content)),
             Reply::Result(result) => self.result(id, as_text(result)),
-            Reply::Failed(error) => self.failed(id, error),
+            Reply::Failed(error) => (self.failed(id, error), Told::ToolError),
             Reply::RpcError { code, message, data } => {
                 let data = data.as_ref().map(as_text);
-                return (self.error_status(*code), jsonrpc::error(Some(id), *code, message, data));
+                let error = jsonrpc::error(Some(id), *code, message, data);
+                return (self.error_status(*code), error, Told::RpcError);
             }
         };
         if result.len() > self.limit {
             let error =
                 format!("The tool's result takes {} bytes as an answer; the limit is {}.", result.len(), self.limit);
-            return (StatusCode::OK, self.failed(id, &error));
+            return (StatusCode::OK, self.failed(id, &error), Told::TooLarge);
         }
-        (StatusCode::OK, result)
+        (StatusCode::OK, result, told)
     }
 
     /// The status of an app's own error. A missing capability has one of its own in 2026-07-28; the other codes that
@@ -66,10 +67,10 @@ impl Shape {
     }
 
     /// The seed's `content`: any JSON.
-    fn content(&self, id: &str, content: &str) -> Vec<u8> {
+    fn content(&self, id: &str, content: &str) -> (Vec<u8>, Told) {
         let is_object = json::is_object(content);
         if self.output == Output::Object && !is_object {
-            return self.failed(id, MISSING_STRUCTURED);
+            return (self.failed(id, MISSING_STRUCTURED), Told::Malformed);
         }
         // The text copy is left out where the answer would not fit with it.
         let mut out = self.write_content(id, content, None);
@@ -77,7 +78,7 @@ impl Shape {
             let note = format!("The result has {} bytes of JSON; it is in structuredContent.", content.len());
             out = self.write_content(id, content, Some(&note));
         }
-        out
+        (out, Told::Result)
     }
 
     fn write_content(&self, id: &str, content: &str, note: Option<&str>) -> Vec<u8> {
@@ -102,19 +103,19 @@ impl Shape {
     }
 
     /// A whole CallToolResult.
-    fn result(&self, id: &str, result: &str) -> Vec<u8> {
-        match self.checked_result(id, result) {
-            Ok(out) => out,
-            Err(error) => self.failed(id, &format!("The app's result is not a valid CallToolResult: {error}.")),
-        }
+    fn result(&self, id: &str, result: &str) -> (Vec<u8>, Told) {
+        self.checked_result(id, result).unwrap_or_else(|error| {
+            let error = format!("The app's result is not a valid CallToolResult: {error}.");
+            (self.failed(id, &error), Told::Malformed)
+        })
     }
 
-    fn checked_result(&self, id: &str, result: &str) -> Result<Vec<u8>, String> {
+    fn checked_result(&self, id: &str, result: &str) -> Result<(Vec<u8>, Told), String> {
         let parts = Parts::read(result)?;
         if parts.is_input_required {
             if matches!(self.era, Era::Legacy(_)) {
                 let text = "The tool asks for input, which only clients of MCP 2026-07-28 or later can give.";
-                return Ok(self.failed(id, text));
+                return Ok((self.failed(id, text), Told::ToolError));
             }
             if parts.input_requests.is_none() && parts.request_state.is_none() {
                 return Err("an input_required result needs inputRequests or requestState".into());
@@ -129,7 +130,7 @@ impl Shape {
             Output::Any => matches!(self.era, Era::Modern(_)),
         };
         if is_promised && structured.is_none() && !parts.is_error && !parts.is_input_required {
-            return Ok(self.failed(id, MISSING_STRUCTURED));
+            return Ok((self.failed(id, MISSING_STRUCTURED), Told::Malformed));
         }
         let mut out = jsonrpc::result_prefix(id, result.len() + result.len() / 8 + 192 + self.server_info.len());
         out.push(b'{');
@@ -169,7 +170,7 @@ impl Shape {
             out.extend_from_slice(b"\"content\":[]");
         }
         self.finish(&mut out, parts.has_result_type, meta_text.is_some());
-        Ok(out)
+        Ok((out, if parts.is_error { Told::ToolError } else { Told::Result }))
     }
 
     fn meta_with_server_info(&self, meta: &str) -> String {

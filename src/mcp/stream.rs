@@ -64,7 +64,8 @@ impl<C: Call> CallStream<C> {
                     Event::Progress(progress) => (stream.progress(&progress).into(), State::Running(stream)),
                     Event::Ended(reply) => {
                         // The status line has been sent: an error's own status is lost, its code is not.
-                        let (_, body) = stream.shape.response(&stream.id, &reply);
+                        let (_, body, told) = stream.shape.response(&stream.id, &reply);
+                        stream.call.answered(told);
                         (super::kept(event(&body), stream.call), State::Ended)
                     }
                 },

@@ -40,14 +40,14 @@ pub fn supervise(shutdown: CancellationToken, pulse: impl Fn() -> String + Send 
 const LEAST_LIMIT: Duration = Duration::from_millis(2);
 
 /// Does something that systemd should wait for before it calls the settings reloaded.
-pub fn while_reloading<T>(reload: impl FnOnce() -> T) -> T {
+pub async fn while_reloading<T>(reload: impl Future<Output = T>) -> T {
     #[cfg(unix)]
     match NotifyState::monotonic_usec_now() {
         // systemd 253 and newer want to know when it began.
         Ok(now) => tell(&[NotifyState::Reloading, now]),
         Err(error) => tracing::warn!(%error, "there is no clock"),
     }
-    let result = reload();
+    let result = reload.await;
     #[cfg(unix)]
     tell(&[NotifyState::Ready]);
     result

@@ -6,6 +6,7 @@
 //! - `GET /v1/chat/sessions/{id}/bridge`, upgraded to a WebSocket
 
 use std::borrow::Cow;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime};
 
@@ -35,10 +36,10 @@ use crate::proxy::error::{ApiError, respond};
 use crate::proxy::gate;
 use crate::proxy::listener::Stream;
 use crate::proxy::memory::Share;
-use crate::proxy::metrics::{Limit, SessionEnd};
+use crate::proxy::metrics::{Limit, Refused, SessionEnd, Side};
 use crate::proxy::registry::{Entry, Full, Owner};
 use crate::proxy::session::{Registration, Rejected, ToolSet, tools_member};
-use crate::proxy::tenants::{AppCaller, Role, Tenant};
+use crate::proxy::tenants::{AppCaller, Role};
 use crate::proxy::{Peer, ProxyState, Request, audit, body};
 
 type Result<T = Response> = std::result::Result<T, ApiError>;
@@ -46,14 +47,16 @@ type Result<T = Response> = std::result::Result<T, ApiError>;
 /// `POST /v1/chat/sessions`: registers a session with its tools.
 pub async fn create(State(state): State<Arc<ProxyState>>, request: Request) -> Result {
     let caller = caller_of(&request)?;
+    let ip = state.client_ip(request.extensions(), request.headers());
     let (parts, request_body) = request.into_parts();
     if state.is_draining() {
+        state.records.refused(Side::App, ip, StatusCode::SERVICE_UNAVAILABLE, Refused::Stopping);
         return Err(ApiError::new(
             StatusCode::SERVICE_UNAVAILABLE,
             "The proxy is shutting down; retry in a few seconds.",
         ));
     }
-    let body = json_body(&state, &caller.tenant, &parts.headers, request_body).await?;
+    let (body, caller) = json_body(&state, ip, caller, &parts.headers, request_body).await?;
     let text = checked_json(&state, &body)?;
     let mut registration =
         Registration::parse(text, &state.config.tool_limits()).map_err(|rejected| unprocessable(&state, rejected))?;
@@ -67,15 +70,13 @@ pub async fn create(State(state): State<Arc<ProxyState>>, request: Request) -> R
     let mcp_token = make(registration.wants_mcp_token)?;
     let hash = |token: &Option<String>| token.as_ref().map(|token| TokenHash::of(token.as_bytes()));
     let owner = Owner { tenant: caller.tenant, secret: hash(&secret), mcp_token: hash(&mcp_token) };
-    let entry = state.registry.create(registration, owner, Instant::now()).map_err(|full| match full {
-        Full::Tenant(limit) => ApiError::new(
-            StatusCode::TOO_MANY_REQUESTS,
-            format!("There are {limit} chat sessions already, as many as this tenant may have; retry later."),
-        ),
-        Full::Everybody(limit) => ApiError::new(
-            StatusCode::SERVICE_UNAVAILABLE,
-            format!("There are {limit} chat sessions already, as many as allowed; retry later."),
-        ),
+    let entry = state.registry.create(registration, owner, Instant::now()).map_err(|full| {
+        let (status, limit, whose) = match full {
+            Full::Tenant(limit) => (StatusCode::TOO_MANY_REQUESTS, limit, "this tenant may have"),
+            Full::Everybody(limit) => (StatusCode::SERVICE_UNAVAILABLE, limit, "allowed"),
+        };
+        state.records.refused(Side::App, ip, status, Refused::Limit);
+        ApiError::new(status, format!("There are {limit} chat sessions already, as many as {whose}; retry later."))
     })?;
     let session = &entry.session;
     tracing::info!(
@@ -88,6 +89,12 @@ pub async fn create(State(state): State<Arc<ProxyState>>, request: Request) -> R
         "session registered"
     );
     state.records.session_created(&entry.who(), session.registration.tools.len());
+    // Its tenant may have gone just now, after which nobody has looked at the sessions.
+    if !state.tenants.has(&entry.owner.tenant) {
+        state.enforce_tenants();
+        state.records.refused(Side::App, ip, StatusCode::UNAUTHORIZED, Refused::Token);
+        return Err(Denied::Invalid.into());
+    }
     let peer = parts.extensions.get::<Peer>().map_or(std::net::Ipv4Addr::UNSPECIFIED.into(), |peer| peer.ip);
     let base = gate::public_base(&state.config, &parts.headers, peer);
     // http gives ws, https gives wss.
@@ -112,7 +119,7 @@ pub async fn create(State(state): State<Arc<ProxyState>>, request: Request) -> R
 
 /// `GET /v1/chat/sessions/{id}`: what the app may know of its session. No sign of life.
 pub async fn show(State(state): State<Arc<ProxyState>>, request: Request) -> Result {
-    let entry = find(&state, &request)?;
+    let entry = find(&state, &request, &caller_of(&request)?, StatusCode::NOT_FOUND)?;
     let (connected_since, epoch) = entry.bridge.connection();
     let now = Instant::now();
     let unix_time = |since: Instant| {
@@ -136,8 +143,9 @@ pub async fn show(State(state): State<Arc<ProxyState>>, request: Request) -> Res
 
 /// `DELETE /v1/chat/sessions/{id}`: ends a session. Idempotent, so that a retried goodbye is no error.
 pub async fn delete(State(state): State<Arc<ProxyState>>, request: Request) -> Result {
-    caller_of(&request)?;
-    if let Ok(entry) = find(&state, &request)
+    let caller = caller_of(&request)?;
+    // Whoever may not delete it reads what is read of a session that does not exist.
+    if let Ok(entry) = find(&state, &request, &caller, StatusCode::OK)
         && state.registry.delete(entry.session.id)
     {
         tracing::info!(session.id = %entry.session.id.short(), "session deleted");
@@ -148,11 +156,11 @@ pub async fn delete(State(state): State<Arc<ProxyState>>, request: Request) -> R
 
 /// `PUT /v1/chat/sessions/{id}/tools`: replaces the tools, all or none.
 pub async fn put_tools(State(state): State<Arc<ProxyState>>, request: Request) -> Result {
-    let tenant = caller_of(&request)?.tenant;
-    let entry = find(&state, &request);
-    let (parts, request_body) = request.into_parts();
-    let body = json_body(&state, &tenant, &parts.headers, request_body).await?;
-    let entry = entry?;
+    let caller = caller_of(&request)?;
+    let (request, request_body) = split(request);
+    let ip = state.client_ip(request.extensions(), request.headers());
+    let (body, caller) = json_body(&state, ip, caller, request.headers(), request_body).await?;
+    let entry = find(&state, &request, &caller, StatusCode::NOT_FOUND)?;
     let text = checked_json(&state, &body)?;
     let tools = tools_member(text, state.config.max_json_depth);
     let tools = tools.map_err(|error| unprocessable(&state, error.into()))?;
@@ -183,33 +191,41 @@ fn update_tools(state: &ProxyState, who: &Who, tools: &str) -> Result<(usize, Ve
 ///
 /// A client that may not have it is upgraded all the same and then closed with a code that says why.
 pub async fn bridge(State(state): State<Arc<ProxyState>>, mut request: Request) -> Result {
-    // axum routes HEAD here as well.
-    if request.method() != Method::GET || request.version() != Version::HTTP_11 {
-        return Err(ApiError::new(StatusCode::BAD_REQUEST, "A WebSocket begins with a GET of HTTP/1.1."));
-    }
-    let accept = websocket_accept(request.headers())?;
-    let verdict = match caller_of(&request) {
+    let ip = state.client_ip(request.extensions(), request.headers());
+    let caller = caller_of(&request);
+    let refuse_token = |status: u16| state.records.refused(Side::App, ip, status, Refused::Token);
+    let accept = websocket_accept(&request).inspect_err(|error| {
+        if caller.is_err() {
+            refuse_token(error.status().as_u16());
+        }
+    })?;
+    let id = session_in_path(&request);
+    let found = match &caller {
         Err(_) => Err(Close::Unauthorized),
-        Ok(_) => find(&state, &request)
+        Ok(caller) => id
+            .and_then(|id| state.registry.of_app(id, caller, Instant::now()))
             .map(|entry| {
-                let newcomer = socket::begin(&entry.bridge, &state.graces());
+                let newcomer = socket::begin(&entry.bridge, caller.token, &state.graces());
                 // Not the whole entry: the tools that it has now would outlive their change.
-                (entry.who(), newcomer)
+                (entry.who(), entry.bridge, newcomer)
             })
-            .map_err(|_| Close::UnknownSession),
+            .ok_or(Close::UnknownSession),
     };
     // A socket that is open only to be refused takes one of a few places; a status tells the rest.
-    let place = match &verdict {
-        Ok(_) => None,
-        Err(close) => match take_refused_place(&state) {
-            Some(place) => Some(place),
-            None if *close == Close::Unauthorized => {
-                return Err(caller_of(&request).err().unwrap_or(Denied::Invalid.into()));
-            }
-            None => return Err(ApiError::unknown_session()),
-        },
+    let place = found.is_err().then(|| take_refused_place(&state)).flatten();
+    let has_place = place.is_some();
+    let verdict = match (found, caller) {
+        (Err(close), Err(denied)) => {
+            refuse_token(if has_place { close.code() } else { StatusCode::UNAUTHORIZED.as_u16() });
+            if has_place { Err(close) } else { return Err(denied) }
+        }
+        (Err(close), Ok(caller)) => {
+            let status = if has_place { close.code() } else { StatusCode::NOT_FOUND.as_u16() };
+            tell_foreign(&state, ip, id, &caller, status);
+            if has_place { Err(close) } else { return Err(ApiError::unknown_session()) }
+        }
+        (Ok(found), _) => Ok(found),
     };
-    let ip = state.client_ip(request.extensions(), request.headers());
     let connection = request.extensions().get::<Peer>().cloned();
     let upgrade = hyper::upgrade::on(&mut request);
     let mut response = Response::new(axum::body::Body::empty());
@@ -222,7 +238,7 @@ pub async fn bridge(State(state): State<Arc<ProxyState>>, mut request: Request) 
         headers.insert(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(BRIDGE_SUBPROTOCOL));
     }
     let span = match &verdict {
-        Ok((who, _)) => tracing::info_span!("bridge", session.id = %who.session.short()),
+        Ok((who, ..)) => tracing::info_span!("bridge", session.id = %who.session.short()),
         Err(_) => tracing::info_span!("bridge"),
     };
     let tasks = state.tasks.clone();
@@ -247,13 +263,18 @@ pub async fn bridge(State(state): State<Arc<ProxyState>>, mut request: Request) 
                     state.records.bridge_closed(close.into());
                     socket::refuse(websocket, close).await;
                 }
-                Ok((who, newcomer)) => {
+                Ok((who, bridge, newcomer)) => {
+                    let opens = |token: Option<&TokenHash>| state.tenants.opens(Role::App, token, &who.tenant);
                     let update = |tools: &str| {
                         update_tools(&state, &who, tools).map(|(count, _)| count).map_err(ApiError::into_detail)
                     };
                     let tell = |life| match life {
                         Life::Refused(close) => state.records.bridge_closed(close.into()),
-                        Life::Attached { epoch } => state.records.bridge_attached(&who, epoch, ip),
+                        Life::Attached { epoch } => {
+                            state.records.bridge_attached(&who, epoch, ip);
+                            // Its token may have gone since it was looked at.
+                            bridge.cut_unless(opens);
+                        }
                         Life::Detached { epoch, end, since } => state.records.bridge_detached(&who, epoch, end, since),
                     };
                     let room = Share::new(Some(&who.tenant), &state.request_bytes);
@@ -276,7 +297,12 @@ fn take_refused_place(state: &ProxyState) -> Option<OwnedSemaphorePermit> {
 }
 
 /// Checks the opening handshake (RFC 6455 section 4.2.1) and gives the value that accepts it.
-fn websocket_accept(headers: &HeaderMap) -> Result<HeaderValue> {
+fn websocket_accept(request: &Request) -> Result<HeaderValue> {
+    // axum routes HEAD here as well.
+    if request.method() != Method::GET || request.version() != Version::HTTP_11 {
+        return Err(ApiError::new(StatusCode::BAD_REQUEST, "A WebSocket begins with a GET of HTTP/1.1."));
+    }
+    let headers = request.headers();
     let has_token = |name: HeaderName, token: &str| {
         let values = headers.get_all(name).iter().filter_map(|value| value.to_str().ok());
         values.flat_map(|value| value.split(',')).any(|value| value.trim().eq_ignore_ascii_case(token))
@@ -308,7 +334,8 @@ fn offered_protocols(headers: &HeaderMap) -> impl Iterator<Item = &str> {
 pub fn caller(state: &ProxyState, headers: &HeaderMap) -> std::result::Result<AppCaller, Denied> {
     let offered = |prefix: &str| {
         let encoded = offered_protocols(headers).find_map(|protocol| protocol.strip_prefix(prefix))?;
-        URL_SAFE_NO_PAD.decode(encoded.trim_end_matches('=')).ok()
+        // As with the header, nothing is no token.
+        URL_SAFE_NO_PAD.decode(encoded.trim_end_matches('=')).ok().filter(|decoded| !decoded.is_empty())
     };
     let token = match headers.contains_key(AUTHORIZATION) {
         true => auth::bearer_token(headers).map(Cow::Borrowed),
@@ -320,6 +347,7 @@ pub fn caller(state: &ProxyState, headers: &HeaderMap) -> std::result::Result<Ap
     };
     Ok(AppCaller {
         tenant: state.tenants.find(Role::App, token.as_deref())?,
+        token: token.as_deref().map(TokenHash::of),
         secret: secret.map(|secret| TokenHash::of(&secret)),
     })
 }
@@ -332,17 +360,33 @@ fn caller_of(request: &Request) -> Result<AppCaller> {
     }
 }
 
+/// A request without its body, and that.
+fn split(request: Request) -> (Request, axum::body::Body) {
+    let (parts, request_body) = request.into_parts();
+    (Request::from_parts(parts, axum::body::Body::empty()), request_body)
+}
+
+/// Reads the body, and looks again who its sender is: that may have changed while it came.
 async fn json_body(
     state: &ProxyState,
-    tenant: &Arc<Tenant>,
+    ip: IpAddr,
+    caller: AppCaller,
     headers: &HeaderMap,
     request_body: axum::body::Body,
-) -> Result<body::Held> {
+) -> Result<(body::Held, AppCaller)> {
     if let Err(refusal) = gate::check_json_body(headers) {
         body::discard(request_body, &state.config).await;
         return Err(refusal.into());
     }
-    Ok(body::read(headers, request_body, state, Some(tenant)).await?)
+    let body = body::read(headers, request_body, state, Some(&caller.tenant)).await.inspect_err(|refusal| {
+        if matches!(refusal.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
+            state.records.refused(Side::App, ip, refusal.status, Refused::Limit);
+        }
+    })?;
+    let caller = self::caller(state, headers).inspect_err(|_| {
+        state.records.refused(Side::App, ip, StatusCode::UNAUTHORIZED, Refused::Token);
+    })?;
+    Ok((body, caller))
 }
 
 fn checked_json<'a>(state: &ProxyState, body: &'a [u8]) -> Result<&'a str> {
@@ -369,8 +413,28 @@ fn session_in_path(request: &Request) -> Option<SessionId> {
     request.uri().path().split('/').nth(4).and_then(SessionId::parse)
 }
 
-fn find(state: &ProxyState, request: &Request) -> Result<Entry> {
-    let caller = caller_of(request)?;
-    let id = session_in_path(request).ok_or_else(ApiError::unknown_session)?;
-    state.registry.of_app(id, &caller, Instant::now()).ok_or_else(ApiError::unknown_session)
+/// Whether the path is `/v1/chat/sessions/{id}/bridge`.
+pub fn is_bridge_path(path: &str) -> bool {
+    let mut rest = path.split('/').skip(4);
+    rest.next().is_some() && rest.next() == Some("bridge") && rest.next().is_none()
+}
+
+/// The session in the path, if the caller may use it; `status` is what it is told if not.
+fn find(state: &ProxyState, request: &Request, caller: &AppCaller, status: StatusCode) -> Result<Entry> {
+    let id = session_in_path(request);
+    let entry = id.and_then(|id| state.registry.of_app(id, caller, Instant::now()));
+    entry.ok_or_else(|| {
+        let ip = state.client_ip(request.extensions(), request.headers());
+        tell_foreign(state, ip, id, caller, status.as_u16());
+        ApiError::unknown_session()
+    })
+}
+
+/// An app was told that there is no such session. If there is, it was refused.
+fn tell_foreign(state: &ProxyState, ip: IpAddr, id: Option<SessionId>, caller: &AppCaller, status: u16) {
+    if let Some(entry) = id.and_then(|id| state.registry.get(id, Instant::now())) {
+        let is_of = entry.owner.is_of(caller);
+        let why = if is_of { Refused::SessionSecret } else { Refused::ForeignSession };
+        state.records.refused(Side::App, ip, status, why);
+    }
 }

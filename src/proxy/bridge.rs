@@ -25,6 +25,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use state::{Attached, Ended, Outgoing, Parked, Pending, ProgressPipe, State};
 
+use crate::auth::TokenHash;
 use crate::cancel::{Tombstones, same_id};
 use crate::mcp::{Event, Progress, Reply};
 use crate::protocol::{
@@ -447,6 +448,19 @@ impl Bridge {
         state.wake();
     }
 
+    /// Closes the socket if the token that it came with opens the session no more; true if so. Its calls live on as
+    /// after any socket that goes.
+    pub fn cut_unless(&self, opens: impl FnOnce(Option<&TokenHash>) -> bool) -> bool {
+        let mut state = self.state();
+        let Some(attached) = state.attached.as_mut().filter(|attached| attached.close.is_none()) else { return false };
+        if opens(attached.token.as_ref()) {
+            return false;
+        }
+        (attached.close, attached.is_cut) = (Some(Close::Unauthorized), true);
+        state.wake();
+        true
+    }
+
     /// Since when a socket is connected, and its epoch.
     pub fn connection(&self) -> (Option<Instant>, u64) {
         let state = self.state();
@@ -460,8 +474,8 @@ impl Bridge {
 
     // ---- For the socket ----
 
-    /// A socket asks to be the session's bridge.
-    pub fn try_attach(&self, now: Instant) -> Attempt {
+    /// A socket that came with a token of this hash, or without one, asks to be the session's bridge.
+    pub fn try_attach(&self, token: Option<TokenHash>, now: Instant) -> Attempt {
         let mut state = self.state();
         if let Some((_, close)) = state.ended {
             return Attempt::Ended(close);
@@ -486,8 +500,16 @@ impl Bridge {
             state.outbox_bytes += hello.len();
             state.outbox.push_front(Outgoing::Other(hello));
         }
-        state.attached =
-            Some(Attached { epoch, since: now, close: None, probes: Vec::new(), probe_due: false, waker: None });
+        state.attached = Some(Attached {
+            epoch,
+            since: now,
+            close: None,
+            is_cut: false,
+            token,
+            probes: Vec::new(),
+            probe_due: false,
+            waker: None,
+        });
         Attempt::Attached(epoch)
     }
 
@@ -530,6 +552,11 @@ impl Bridge {
         let Some(attached) = state.attached.as_mut().filter(|attached| attached.epoch == epoch) else {
             return Next::Close(Close::Replaced);
         };
+        if attached.is_cut
+            && let Some(close) = attached.close
+        {
+            return Next::Close(close);
+        }
         if std::mem::take(&mut attached.probe_due) {
             return Next::Probe;
         }
@@ -895,7 +922,7 @@ mod tests {
                 }
                 Step::Cancel { id } => bridge.cancel(&id.to_string(), now),
                 Step::Attach => {
-                    if let Attempt::Attached(epoch) = bridge.try_attach(now) {
+                    if let Attempt::Attached(epoch) = bridge.try_attach(None, now) {
                         assert!(epoch > world.epoch, "epochs increase");
                         (world.epoch, world.broken) = (epoch, false);
                         world.pending.clear();

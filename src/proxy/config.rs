@@ -18,6 +18,14 @@ use crate::proxy::session::ToolLimits;
 /// The prefix of every setting.
 pub const PREFIX: &str = "OPENCLAW_PROXY_";
 
+/// The most that any bound of a number of things may be, and any bound of bytes: beyond, it is a mistake.
+pub const MOST_COUNT: u64 = 1_000_000_000;
+/// See [`MOST_COUNT`].
+pub const MOST_BYTES: u64 = 1 << 40;
+
+/// What stands in `.env.example` in the place of a token.
+const PLACEHOLDER: &str = "replace-me";
+
 /// Settings of the other programs of this package, which may stand in the same environment.
 const OTHER_PROGRAMS: [&str; 2] = ["OPENCLAW_PROXY_SERVER_URL", "OPENCLAW_PROXY_SESSION_ID"];
 
@@ -401,7 +409,7 @@ impl Config {
                 if !is_none {
                     warnings.push(format!("{name} is empty: the endpoints that it guards ask for no token."));
                 }
-            } else if token.expose().len() < 16 || token.expose() == "replace-me" {
+            } else if token.expose().len() < 16 || token.expose() == PLACEHOLDER {
                 warnings.push(format!("{name} is easy to guess: use at least 16 random characters."));
             }
         }
@@ -423,8 +431,36 @@ impl Config {
         warnings
     }
 
-    fn tokens(&self) -> [(&'static str, &Token); 2] {
+    /// The two tokens, with the names of their settings.
+    pub(super) fn tokens(&self) -> [(&'static str, &Token); 2] {
         [("OPENCLAW_PROXY_APP_TOKEN", &self.app_token), ("OPENCLAW_PROXY_OPENCLAW_TOKEN", &self.openclaw_token)]
+    }
+
+    /// Every bound that has no smaller one of its own, and the most that it may be.
+    fn bounds(&self) -> [(&'static str, usize, u64); 21] {
+        [
+            ("RECENT_CALLS", self.recent_calls, MOST_COUNT),
+            ("MAX_TOOLS", self.max_tools, MOST_COUNT),
+            ("MAX_TOOL_BYTES", self.max_tool_bytes, MOST_BYTES),
+            ("MAX_TOOLS_BYTES", self.max_tools_bytes, MOST_BYTES),
+            ("MAX_BODY_BYTES", self.max_body_bytes, MOST_BYTES),
+            ("MAX_RESULT_BYTES", self.max_result_bytes, MOST_BYTES),
+            ("MAX_PROGRESS_BYTES", self.max_progress_bytes, MOST_BYTES),
+            ("MAX_BRIDGE_MESSAGE_BYTES", self.max_bridge_message_bytes, MOST_BYTES),
+            ("MAX_QUEUE_BYTES", self.max_queue_bytes, MOST_BYTES),
+            ("MAX_CALLS_PER_SESSION", self.max_calls_per_session, MOST_COUNT),
+            ("MAX_CALLS_PER_TENANT", self.max_calls_per_tenant, MOST_COUNT),
+            ("MAX_CALLS", self.max_calls, MOST_COUNT),
+            ("MAX_CALL_BYTES_PER_SESSION", self.max_call_bytes_per_session, MOST_BYTES),
+            ("MAX_REQUEST_BYTES_PER_TENANT", self.max_request_bytes_per_tenant, MOST_BYTES),
+            ("MAX_REQUEST_BYTES", self.max_request_bytes, MOST_BYTES),
+            ("MAX_LISTENERS_PER_SESSION", self.max_listeners_per_session, MOST_COUNT),
+            ("MAX_SESSIONS_PER_TENANT", self.max_sessions_per_tenant, MOST_COUNT),
+            ("MAX_SESSIONS", self.max_sessions, MOST_COUNT),
+            ("MAX_BATCH", self.max_batch, MOST_COUNT),
+            ("MAX_HEADER_BYTES", self.max_header_bytes, MOST_BYTES),
+            ("MAX_CONNECTIONS", self.max_connections, MOST_COUNT),
+        ]
     }
 
     fn check(&self, problems: &mut Vec<String>) {
@@ -447,7 +483,14 @@ impl Config {
             }
         }
         let admin_token = ("OPENCLAW_PROXY_ADMIN_TOKEN", &self.admin_token);
-        for (name, token) in self.tokens().into_iter().chain([admin_token]) {
+        let admin_listen = self.admin_listen.map_or_else(|| self.listen.clone(), Listen::Tcp);
+        let listens = [self.listen.clone(), self.listen.clone(), admin_listen];
+        for ((name, token), listen) in self.tokens().into_iter().chain([admin_token]).zip(listens) {
+            if token.expose() == PLACEHOLDER && !listen.is_local() && !self.allow_open {
+                problems.push(format!(
+                    "{name} is still {PLACEHOLDER}, which everybody knows, and {listen} can be reached from other machines: set a token of your own ('openclaw-mcp-proxy token' makes one), listen on 127.0.0.1, or set OPENCLAW_PROXY_ALLOW_OPEN=true."
+                ));
+            }
             if token.expose().contains("${") {
                 problems.push(format!("{name} holds a literal ${{…}}: a variable was not expanded; write its value."));
             }
@@ -492,6 +535,11 @@ impl Config {
         ] {
             if value < least {
                 problems.push(format!("{PREFIX}{name} is {value}; it must be at least {least}."));
+            }
+        }
+        for (name, value, most) in self.bounds() {
+            if value as u64 > most {
+                problems.push(format!("{PREFIX}{name} is {value}; it must be at most {most}."));
             }
         }
         for (small_name, small, large_name, large) in [
@@ -772,6 +820,27 @@ mod tests {
     }
 
     #[test]
+    fn the_token_of_the_example_does_for_loopback_alone() {
+        for (name, listens) in [("APP_TOKEN", "LISTEN"), ("OPENCLAW_TOKEN", "LISTEN"), ("ADMIN_TOKEN", "ADMIN_LISTEN")]
+        {
+            let with = |listen: &str, open: &str| {
+                config(&[
+                    ("APP_TOKEN", "0123456789abcdef"),
+                    ("OPENCLAW_TOKEN", "fedcba9876543210"),
+                    (listens, listen),
+                    (name, "replace-me"),
+                    ("ALLOW_OPEN", open),
+                ])
+            };
+            let error = with("0.0.0.0:1", "false").unwrap_err();
+            assert!(error.contains(&format!("OPENCLAW_PROXY_{name} is still replace-me")), "{error}");
+            assert!(with("0.0.0.0:1", "true").is_ok());
+            let warnings = with("127.0.0.1:1", "false").unwrap().warnings();
+            assert!(warnings.iter().any(|warning| warning.contains(name) && warning.contains("guess")), "{warnings:?}");
+        }
+    }
+
+    #[test]
     fn unusable_settings_are_named() {
         for (name, value, says) in [
             ("LISTEN", "localhost", "LISTEN"),
@@ -800,6 +869,8 @@ mod tests {
             ("LISTEN", "unix:", "names no Unix socket"),
             ("ALLOWED_HOSTS", "mcp.example:443", "ALLOWED_HOSTS"),
             ("MAX_CONNECTIONS", "18446744073709551615", "MAX_CONNECTIONS"),
+            ("MAX_SESSIONS", "9223372036854775808", "at most 1000000000"),
+            ("MAX_REQUEST_BYTES", "9223372036854775808", "at most 1099511627776"),
             ("CANCEL_ON_DISCONNECT", "never", "CANCEL_ON_DISCONNECT"),
             ("APP_TOKEN", "a b", "APP_TOKEN"),
             ("OPENCLAW_TOKEN", "${X}", "OPENCLAW_TOKEN"),

@@ -22,6 +22,11 @@ impl ApiError {
         ApiError { status, detail: detail.into() }
     }
 
+    /// The status.
+    pub fn status(&self) -> StatusCode {
+        self.status
+    }
+
     /// The sentence alone.
     pub fn into_detail(self) -> String {
         self.detail

@@ -23,14 +23,14 @@ use crate::auth::{self, Denied, TokenHash};
 use crate::json;
 use crate::jsonrpc::{self, INVALID_REQUEST, Message, PARSE_ERROR, Params};
 use crate::mcp::listen::{ListenStream, Listeners, TooMany};
-use crate::mcp::{self, Answer, CallParams, Era, Event, NotCalled, Reply, ToolView, Tools, dispatch};
+use crate::mcp::{self, Answer, CallParams, Era, Event, NotCalled, Reply, Told, ToolView, Tools, dispatch};
 use crate::protocol::{Context, SESSION_HEADER, SESSION_HEADER_ALIAS, SessionId};
 use crate::proxy::bridge::{Call, CallError, CallRequest};
 use crate::proxy::config::{CancelOnDisconnect, Config};
 use crate::proxy::error::respond;
 use crate::proxy::gate::{self, Refusal};
 use crate::proxy::memory::{NoRoom, Share};
-use crate::proxy::metrics::{CallEnd, Limit, Side};
+use crate::proxy::metrics::{CallEnd, Limit, Refused, Side};
 use crate::proxy::records::CallRecord;
 use crate::proxy::registry::Entry;
 use crate::proxy::tenants::{Client, Place, Role, Tenant, TooManyCalls};
@@ -46,13 +46,13 @@ pub async fn endpoint(State(state): State<Arc<ProxyState>>, request: Request) ->
     let origin = match state.gate.check(&parts.headers) {
         Ok(origin) => origin,
         Err(refusal) => {
-            state.records.refused(Side::Client, ip, refusal.status);
+            state.records.refused(Side::Client, ip, refusal.status, Refused::Gate);
             body::discard(request_body, &state.config).await;
             return refused(refusal);
         }
     };
     if let Err(refusal) = state.rates.request(ip) {
-        state.records.refused(Side::Client, ip, refusal.status);
+        state.records.refused(Side::Client, ip, refusal.status, Refused::Limit);
         return refused(refusal);
     }
     let mut response = match parts.method {
@@ -92,18 +92,12 @@ fn method_not_allowed(allowed: &'static str) -> Response {
 }
 
 async fn post(state: &Arc<ProxyState>, ip: IpAddr, path: &str, headers: &HeaderMap, request_body: Body) -> Response {
-    let (target, tenant) = match Target::admit(state, ip, path, headers) {
+    let version = state.tenants.version();
+    let (mut target, tenant) = match Target::admit(state, ip, path, headers) {
         Ok(target) => target,
-        Err(NotAdmitted::Denied(denied)) => {
-            tracing::debug!(%denied, "MCP client refused");
-            state.records.refused(Side::Client, ip, StatusCode::UNAUTHORIZED);
-            return unauthorized(state, headers, request_body, denied).await;
-        }
+        Err(NotAdmitted::Denied(denied)) => return unauthorized(state, headers, request_body, denied).await,
         // Not even the body is read.
-        Err(NotAdmitted::TooMany(refusal)) => {
-            state.records.refused(Side::Client, ip, refusal.status);
-            return refused(refusal);
-        }
+        Err(NotAdmitted::TooMany(refusal)) => return refused(refusal),
     };
     if let Err(refusal) = gate::check_json_body(headers) {
         body::discard(request_body, &state.config).await;
@@ -111,8 +105,23 @@ async fn post(state: &Arc<ProxyState>, ip: IpAddr, path: &str, headers: &HeaderM
     }
     let body = match body::read(headers, request_body, state, Some(&tenant)).await {
         Ok(body) => body,
-        Err(refusal) => return refused(refusal),
+        Err(refusal) => {
+            if matches!(refusal.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
+                state.records.refused(Side::Client, ip, refusal.status, Refused::Limit);
+            }
+            return refused(refusal);
+        }
     };
+    // Whose the token is may have changed while the body came.
+    if state.tenants.version() != version {
+        target = match Target::of(state, path, headers) {
+            (target, Ok(_)) => target,
+            (_, Err(denied)) => {
+                state.records.refused(Side::Client, ip, StatusCode::UNAUTHORIZED, Refused::Token);
+                return refused(Refusal { status: StatusCode::UNAUTHORIZED, message: denied.to_string() });
+            }
+        };
+    }
     let Ok(text) = std::str::from_utf8(&body) else {
         return respond(
             StatusCode::BAD_REQUEST,
@@ -120,9 +129,9 @@ async fn post(state: &Arc<ProxyState>, ip: IpAddr, path: &str, headers: &HeaderM
         );
     };
     if text.trim_start().starts_with('[') {
-        return batch(state, &target, headers, text).await;
+        return batch(state, ip, &target, headers, text).await;
     }
-    match answer(state, &target, headers, text, accepts_stream(headers)).await {
+    match answer(state, ip, &target, headers, text, accepts_stream(headers)).await {
         None => accepted(),
         Some(Answer::Json(status, body)) => respond(status, body),
         Some(Answer::List(pieces)) => respond(StatusCode::OK, Body::new(body::Pieces::from(pieces))),
@@ -155,13 +164,13 @@ async fn unauthorized(state: &ProxyState, headers: &HeaderMap, request_body: Bod
 /// every client takes a 405 in silence.
 fn get(state: &ProxyState, ip: IpAddr, path: &str, headers: &HeaderMap) -> Result<Response, Refusal> {
     let (target, _) = Target::admit(state, ip, path, headers).map_err(|not_admitted| match not_admitted {
-        NotAdmitted::Denied(denied) => {
-            tracing::debug!(%denied, "MCP client refused");
-            Refusal { status: StatusCode::UNAUTHORIZED, message: denied.to_string() }
-        }
+        NotAdmitted::Denied(denied) => Refusal { status: StatusCode::UNAUTHORIZED, message: denied.to_string() },
         NotAdmitted::TooMany(refusal) => refusal,
     })?;
-    let entry = target.session(false).map_err(|(status, _, message)| Refusal { status, message })?;
+    let entry = target.session(false).map_err(|(status, _, message)| {
+        target.tell_foreign(state, ip, status);
+        Refusal { status, message }
+    })?;
     let is_legacy = headers.get(mcp::headers::PROTOCOL_VERSION).is_none_or(|version| version != mcp::MODERN_VERSION);
     let Some(entry) = entry.filter(|entry| is_legacy && entry.session.registration.features.tools) else {
         return Ok(method_not_allowed("POST"));
@@ -171,11 +180,16 @@ fn get(state: &ProxyState, ip: IpAddr, path: &str, headers: &HeaderMap) -> Resul
         return Err(Refusal { status: StatusCode::NOT_ACCEPTABLE, message: message.to_owned() });
     }
     let too_many = |error: TooMany| {
-        state.records.limit(Limit::ListenersPerSession);
+        too_many_listeners(state, ip);
         Refusal { status: StatusCode::TOO_MANY_REQUESTS, message: error.to_string() }
     };
     let stream = ListenStream::legacy(entry.listeners.join().map_err(too_many)?, state.answer_settings().keep_alive);
     Ok(event_stream(Body::from_stream(stream.into_bytes())))
+}
+
+fn too_many_listeners(state: &ProxyState, ip: IpAddr) {
+    state.records.limit(Limit::ListenersPerSession);
+    state.records.refused(Side::Client, ip, StatusCode::TOO_MANY_REQUESTS, Refused::Limit);
 }
 
 fn event_stream(body: Body) -> Response {
@@ -204,7 +218,7 @@ fn accepts_stream(headers: &HeaderMap) -> bool {
 }
 
 /// JSON-RPC batches exist in 2025-03-26 alone, which is also what an unnamed version means.
-async fn batch(state: &Arc<ProxyState>, target: &Target, headers: &HeaderMap, text: &str) -> Response {
+async fn batch(state: &Arc<ProxyState>, ip: IpAddr, target: &Target, headers: &HeaderMap, text: &str) -> Response {
     let bad = |code, message: &str| respond(StatusCode::BAD_REQUEST, jsonrpc::error(None, code, message, None));
     let version = headers.get(mcp::headers::PROTOCOL_VERSION);
     if version.is_some_and(|version| version != "2025-03-26") {
@@ -225,7 +239,7 @@ async fn batch(state: &Arc<ProxyState>, target: &Target, headers: &HeaderMap, te
     // than one answer may take.
     let room = &AtomicUsize::new(state.config.max_result_bytes);
     let each = messages.into_iter().map(async |message| {
-        let answer: [Bytes; 3] = match answer(state, target, headers, message, false).await? {
+        let answer: [Bytes; 3] = match answer(state, ip, target, headers, message, false).await? {
             Answer::Json(_, answer) => [answer, Bytes::new(), Bytes::new()],
             Answer::List(pieces) => pieces,
             // Streams are not accepted here, so there is none.
@@ -262,6 +276,7 @@ fn without_room(state: &ProxyState, message: &str) -> Vec<u8> {
 /// Answers one message; `None` if it wants no answer.
 async fn answer(
     state: &Arc<ProxyState>,
+    ip: IpAddr,
     target: &Target,
     headers: &HeaderMap,
     text: &str,
@@ -288,6 +303,7 @@ async fn answer(
                 }
                 Ok(_) => {}
                 Err((status, code, message)) => {
+                    target.tell_foreign(state, ip, status);
                     return Some(Answer::Json(status, jsonrpc::error(None, code, &message, None).into()));
                 }
             }
@@ -297,10 +313,18 @@ async fn answer(
             let request = mcp::Request { id, method: &method, params: &params, headers, accepts_stream };
             let entry = match target.session(request.is_sessionless()) {
                 Ok(entry) => entry,
-                Err((status, code, message)) => return Some(request.error(status, code, &message)),
+                Err((status, code, message)) => {
+                    target.tell_foreign(state, ip, status);
+                    return Some(request.error(status, code, &message));
+                }
             };
             let tools = entry.map(|entry| SessionTools { entry, state, request_bytes: text.len() });
-            Some(dispatch(&request, tools.as_ref(), &state.answer_settings()).await)
+            let answer = dispatch(&request, tools.as_ref(), &state.answer_settings()).await;
+            // Calls have a record of their own.
+            if matches!(answer, Answer::Json(StatusCode::TOO_MANY_REQUESTS, _)) && method == "subscriptions/listen" {
+                too_many_listeners(state, ip);
+            }
+            Some(answer)
         }
     }
 }
@@ -313,7 +337,7 @@ enum Target {
     Session(Entry),
     /// One that does not exist. Forgivable, for a handshake, is what a client's library may have said on its own
     /// account: `MCP-Session-Id`. The URL and our own header it only has from its user.
-    Unknown { is_forgivable: bool, is_literal: bool },
+    Unknown { is_forgivable: bool, is_literal: bool, is_foreign: bool },
     /// Headers that contradict each other.
     Conflict,
 }
@@ -332,31 +356,53 @@ impl Target {
         path: &str,
         headers: &HeaderMap,
     ) -> Result<(Target, Arc<Tenant>), NotAdmitted> {
+        let too_many = |refusal: Refusal| {
+            state.records.refused(Side::Client, ip, refusal.status, Refused::Limit);
+            NotAdmitted::TooMany(refusal)
+        };
+        let (target, tenant) = Target::of(state, path, headers);
+        let tenant = match tenant {
+            Ok(tenant) => tenant,
+            Err(denied) => {
+                state.rates.denial(ip).map_err(too_many)?;
+                tracing::debug!(%denied, "MCP client refused");
+                state.records.refused(Side::Client, ip, StatusCode::UNAUTHORIZED, Refused::Token);
+                return Err(NotAdmitted::Denied(denied));
+            }
+        };
+        state.rates.of_tenant(&tenant).map_err(too_many)?;
+        Ok((target, tenant))
+    }
+
+    /// The session that a client means, and whose its token is.
+    fn of(state: &ProxyState, path: &str, headers: &HeaderMap) -> (Target, Result<Arc<Tenant>, Denied>) {
         let token = auth::bearer_token(headers);
         let hash = token.map(TokenHash::of);
         let client = Client { tenant: state.tenants.find_hash(Role::Client, hash.as_ref()), hash };
         let target = Target::find(state, &client, path, headers);
-        let tenant = match (&client.tenant, &target) {
-            (_, Target::Session(entry)) => &entry.owner.tenant,
-            (Some(tenant), _) => tenant,
-            (None, _) => {
-                state.rates.denial(ip).map_err(NotAdmitted::TooMany)?;
-                return Err(NotAdmitted::Denied(auth::denied(token)));
-            }
+        let tenant = match &target {
+            Target::Session(entry) => Some(Arc::clone(&entry.owner.tenant)),
+            _ => client.tenant,
         };
-        state.rates.of_tenant(tenant).map_err(NotAdmitted::TooMany)?;
-        let tenant = Arc::clone(tenant);
-        Ok((target, tenant))
+        (target, tenant.ok_or_else(|| auth::denied(token)))
     }
 
     /// The path wins over the headers: a client's library may send the header on its own account.
     fn find(state: &ProxyState, client: &Client, path: &str, headers: &HeaderMap) -> Target {
         let now = Instant::now();
-        let get = |id: &str| SessionId::parse(id).and_then(|id| state.registry.of_client(id, client, now));
+        let get = |id: &str| {
+            let entry = SessionId::parse(id).and_then(|id| state.registry.get(id, now));
+            match entry {
+                Some(entry) if entry.owner.admits_client(client) => Ok(entry),
+                other => Err(other.is_some()),
+            }
+        };
+        let unknown =
+            |is_forgivable, is_literal| move |is_foreign| Target::Unknown { is_forgivable, is_literal, is_foreign };
         let in_path = path.strip_prefix("/v1/mcp").unwrap_or_default().trim_matches('/');
         if !in_path.is_empty() {
             let is_literal = in_path.contains("$%7B") || in_path.contains("${");
-            return get(in_path).map_or(Target::Unknown { is_forgivable: false, is_literal }, Target::Session);
+            return get(in_path).map_or_else(unknown(false, is_literal), Target::Session);
         }
         // Ours wins where a library or a gateway has taken the other for itself.
         let is_forgivable = !headers.contains_key(SESSION_HEADER_ALIAS);
@@ -373,7 +419,14 @@ impl Target {
         }
         let Some(named) = named else { return Target::None };
         let is_literal = named.contains("${");
-        get(named).map_or(Target::Unknown { is_forgivable, is_literal }, Target::Session)
+        get(named).map_or_else(unknown(is_forgivable, is_literal), Target::Session)
+    }
+
+    /// A client was told that there is no such session. If there is, it was refused.
+    fn tell_foreign(&self, state: &ProxyState, ip: IpAddr, status: StatusCode) {
+        if matches!(self, Target::Unknown { is_foreign: true, .. }) {
+            state.records.refused(Side::Client, ip, status, Refused::ForeignSession);
+        }
     }
 
     /// The session to serve. A `sessionless` message gets through whatever a header says.
@@ -436,7 +489,7 @@ impl Tools for SessionTools<'_> {
         let record = records.call_begins(|| self.entry.who(), call.name, call.arguments);
         let started = self.start(call);
         match started {
-            Ok((call, place)) => Ok(Running { call, record: Some(record), _place: place }),
+            Ok((call, place)) => Ok(Running { call, record: Some(record), result_bytes: 0, _place: place }),
             Err(error) => {
                 if let Some(limit) = error.limit() {
                     records.limit(limit);
@@ -542,24 +595,37 @@ impl SessionTools<'_> {
 struct Running {
     call: Call,
     record: Option<CallRecord>,
+    /// The bytes of what the app answered.
+    result_bytes: usize,
     _place: (Place, Share),
 }
 
 impl mcp::Call for Running {
     async fn next(&mut self, until: Instant) -> Event {
         let event = self.call.next(until).await;
-        if let Event::Ended(reply) = &event
-            && let Some((end, app_time)) = self.call.end()
-            && let Some(record) = self.record.take()
-        {
-            let size = match reply {
+        if let Event::Ended(reply) = &event {
+            self.result_bytes = match reply {
                 Reply::Content(json) | Reply::Result(json) => json.len(),
                 Reply::Failed(text) => text.len(),
                 Reply::RpcError { message, .. } => message.len(),
             };
-            self.call.records().call_ended(record, end, size, app_time);
         }
         event
+    }
+
+    fn answered(&mut self, told: Told) {
+        let Some((record, (end, app_time))) = self.record.take().zip(self.call.end()) else { return };
+        let records = self.call.records();
+        let end = match (end, told) {
+            (CallEnd::Ok | CallEnd::ToolError | CallEnd::RpcError, Told::TooLarge) => {
+                records.limit(Limit::ResultBytes);
+                CallEnd::ResultTooLarge
+            }
+            (CallEnd::Ok, Told::ToolError) => CallEnd::ToolError,
+            (CallEnd::Ok, Told::Malformed) => CallEnd::Malformed,
+            (end, _) => end,
+        };
+        records.call_ended(record, end, self.result_bytes, app_time);
     }
 }
 

@@ -24,7 +24,7 @@ pub trait Label: Copy + Send + Sync + 'static {
 macro_rules! label {
     ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident = $word:literal,)+ }) => {
         $(#[$doc])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         pub enum $name { $($(#[$variant_doc])* $variant,)+ }
 
         impl Label for $name {
@@ -92,6 +92,8 @@ label! {
         Expired = "expired",
         /// Its tenant is gone.
         Revoked = "revoked",
+        /// The proxy stops, and sessions end with it.
+        Shutdown = "shutdown",
     }
 }
 
@@ -146,6 +148,12 @@ label! {
         Token = "token",
         /// 429, 503: too much.
         Limit = "limit",
+        /// The session is another tenant's, or its own token is asked for.
+        ForeignSession = "foreign_session",
+        /// The session's secret is missing or another one.
+        SessionSecret = "session_secret",
+        /// 503: the proxy stops.
+        Stopping = "stopping",
     }
 }
 

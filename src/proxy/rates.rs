@@ -9,7 +9,11 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use governor::{DefaultKeyedRateLimiter, Quota, RateLimiter};
+use governor::clock::DefaultClock;
+use governor::nanos::Nanos;
+use governor::state::StateStore;
+use governor::state::keyed::{DashMapStateStore, ShrinkableKeyedStateStore};
+use governor::{Quota, RateLimiter};
 use http::StatusCode;
 
 use crate::protocol::SessionId;
@@ -19,7 +23,8 @@ use crate::proxy::metrics::Limit;
 use crate::proxy::records::Records;
 use crate::proxy::tenants::Tenant;
 
-/// The most buckets of a kind. Beyond that the strangers share one: an attack from everywhere must not cost memory.
+/// The most buckets of a kind. Beyond that, whoever has none yet shares one: an attack from everywhere must not cost
+/// memory.
 const MAX_BUCKETS: usize = 100_000;
 
 /// All buckets.
@@ -34,34 +39,71 @@ pub struct Rates {
 
 #[derive(Debug)]
 struct Buckets<K: Hash + Eq + Clone> {
-    buckets: DefaultKeyedRateLimiter<K>,
-    shared: K,
+    buckets: RateLimiter<K, Store<K>, DefaultClock>,
     /// So many a second, or a minute, in words.
     bound: String,
     /// How soon there is room for one.
     retry_seconds: u64,
 }
 
+/// The buckets themselves.
+#[derive(Debug)]
+struct Store<K: Hash + Eq> {
+    buckets: DashMapStateStore<K>,
+    shared: K,
+    most: usize,
+}
+
+impl<K: Hash + Eq + Clone> StateStore for Store<K> {
+    type Key = K;
+
+    fn measure_and_replace<T, F, E>(&self, key: &K, f: F) -> Result<T, E>
+    where
+        F: Fn(Option<Nanos>) -> Result<(T, Nanos), E>,
+    {
+        let has_own = self.buckets.contains_key(key) || self.buckets.len() < self.most;
+        self.buckets.measure_and_replace(if has_own { key } else { &self.shared }, f)
+    }
+}
+
+impl<K: Hash + Eq + Clone> ShrinkableKeyedStateStore<K> for Store<K> {
+    fn retain_recent(&self, drop_below: Nanos) {
+        self.buckets.retain_recent(drop_below);
+    }
+
+    fn shrink_to_fit(&self) {
+        self.buckets.shrink_to_fit();
+    }
+
+    fn len(&self) -> usize {
+        self.buckets.len()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.buckets.is_empty()
+    }
+}
+
 impl<K: Hash + Eq + Clone> Buckets<K> {
     /// Buckets of so many a second; none, if there is no bound.
     fn per_second(count: u32, shared: K) -> Option<Self> {
         let quota = Quota::per_second(NonZeroU32::new(count)?);
-        Some(Self::new(quota, format!("{count} a second"), shared))
+        Some(Self::new(quota, format!("{count} a second"), shared, MAX_BUCKETS))
     }
 
     /// Buckets of so many a minute; none, if there is no bound.
     fn per_minute(count: u32, shared: K) -> Option<Self> {
         let quota = Quota::per_minute(NonZeroU32::new(count)?);
-        Some(Self::new(quota, format!("{count} a minute"), shared))
+        Some(Self::new(quota, format!("{count} a minute"), shared, MAX_BUCKETS))
     }
 
-    fn new(quota: Quota, bound: String, shared: K) -> Self {
+    fn new(quota: Quota, bound: String, shared: K, most: usize) -> Self {
         let retry_seconds = quota.replenish_interval().as_secs_f64().ceil() as u64;
-        Buckets { buckets: RateLimiter::keyed(quota), shared, bound, retry_seconds }
+        let store = Store { buckets: DashMapStateStore::default(), shared, most };
+        Buckets { buckets: RateLimiter::new(quota, store, DefaultClock::default()), bound, retry_seconds }
     }
 
     fn take(&self, key: &K) -> bool {
-        let key = if self.buckets.len() < MAX_BUCKETS { key } else { &self.shared };
         self.buckets.check_key(key).is_ok()
     }
 }
@@ -153,7 +195,7 @@ impl Rates {
 }
 
 /// What one party is given: an IPv4 address, or a /64 of IPv6.
-pub(super) fn network_of(ip: IpAddr) -> IpAddr {
+pub fn network_of(ip: IpAddr) -> IpAddr {
     match ip.to_canonical() {
         IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() & (u128::MAX << 64)).into(),
         ip => ip,
@@ -190,6 +232,18 @@ mod tests {
         let refusal = rates.tool_update(busy).unwrap_err();
         assert_eq!(refusal.message, "Too many changes of this session's tools (3 a minute). Retry in 20 s.");
         assert!(rates.tool_update(other).is_ok());
+    }
+
+    #[test]
+    fn who_was_there_before_keeps_a_bucket_of_its_own_when_there_are_too_many() {
+        let buckets = Buckets::new(Quota::per_second(NonZeroU32::new(2).unwrap()), String::new(), 0, 10);
+        assert!(buckets.take(&1));
+        // Strangers, nine of whom still find room; the others share what is left.
+        assert_eq!((2..100).filter(|stranger| buckets.take(stranger)).count(), 9 + 2);
+        assert!(!buckets.take(&1000));
+        assert!(buckets.take(&1), "it has taken one of its two");
+        assert!(!buckets.take(&1));
+        assert_eq!(buckets.buckets.len(), 11);
     }
 
     #[test]

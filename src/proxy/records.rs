@@ -5,10 +5,9 @@ use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use http::StatusCode;
-
 use crate::proxy::audit::{self, Who};
 use crate::proxy::metrics::{BridgeEnd, CallEnd, Label, Limit, Metrics, Refused, SessionEnd, Side};
+use crate::proxy::refusals::{Refusal, Refusals};
 
 /// Where everything that happens is told.
 #[derive(Debug, Default)]
@@ -16,6 +15,7 @@ pub struct Records {
     /// The counts.
     pub metrics: Metrics,
     recent: Option<Recent>,
+    refusals: Refusals,
 }
 
 /// The last calls, without what they contained.
@@ -79,7 +79,7 @@ impl Records {
     /// Keeps the last `recent` calls, if any are to be kept.
     pub fn new(recent: Option<usize>) -> Self {
         let recent = recent.map(|most| Recent { most, calls: Mutex::default() });
-        Records { metrics: Metrics::default(), recent }
+        Records { metrics: Metrics::default(), recent, refusals: Refusals::default() }
     }
 
     /// The last calls, if they are kept.
@@ -127,18 +127,23 @@ impl Records {
         }
     }
 
-    /// Somebody was not let in, or had too much.
-    pub fn refused(&self, side: Side, address: IpAddr, status: StatusCode) {
-        let why = match status {
-            StatusCode::UNAUTHORIZED => Refused::Token,
-            StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => Refused::Limit,
-            _ => Refused::Gate,
-        };
+    /// Somebody was not let in, or had too much. `status` is what it was told: an HTTP status, or a close code.
+    pub fn refused(&self, side: Side, address: IpAddr, status: impl Into<u16>, why: Refused) {
         match side {
             Side::App => self.metrics.apps_refused.count(why),
             Side::Client => self.metrics.clients_refused.count(why),
         }
-        audit::refused(side, address, status);
+        let refusal = Refusal { side, address, status: status.into(), why };
+        if audit::is_on()
+            && let Some(told) = self.refusals.count(refusal, Instant::now())
+        {
+            audit::refused(&told);
+        }
+    }
+
+    /// Tells of the refusals that are due at `now`; to be called every second.
+    pub fn tell_refusals(&self, now: Instant) {
+        self.refusals.due(now).iter().for_each(audit::refused);
     }
 
     /// A call begins.

@@ -1,6 +1,6 @@
 //! Which sessions there are. Lookups clone out of the map in the same statement; nothing is locked for longer.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use dashmap::DashMap;
@@ -18,6 +18,8 @@ use crate::proxy::tenants::{AppCaller, Client, Count, Tenant};
 
 /// How often expired sessions are swept out. An expired session is also gone when it is asked for.
 pub const SWEEP_INTERVAL: Duration = Duration::from_secs(15);
+/// How often a registration that finds no place sweeps at the most: it looks at everybody's sessions.
+const HURRIED_SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The sessions of this process.
 #[derive(Debug)]
@@ -30,6 +32,7 @@ pub struct Registry {
     records: Arc<Records>,
     /// Who writes them down, if anybody does.
     changes: Option<Arc<Changes>>,
+    last_sweep: Mutex<Option<Instant>>,
 }
 
 /// A session: what was registered, and its live half. Cheap to clone.
@@ -71,14 +74,19 @@ impl Owner {
             (Some(secret), Some(given)) => secret.matches(given),
             (Some(_), None) => false,
         };
-        self.tenant == caller.tenant && has_secret
+        self.is_of(caller) && has_secret
+    }
+
+    /// Whether an app is the tenant's, whatever the session asks for beside.
+    pub fn is_of(&self, caller: &AppCaller) -> bool {
+        Arc::ptr_eq(&self.tenant, &caller.tenant)
     }
 
     /// Whether an MCP client may use the session.
     pub fn admits_client(&self, client: &Client) -> bool {
         match &self.mcp_token {
             Some(token) => client.hash.as_ref().is_some_and(|given| token.matches(given)),
-            None => client.tenant.as_ref() == Some(&self.tenant),
+            None => client.tenant.as_ref().is_some_and(|tenant| Arc::ptr_eq(tenant, &self.tenant)),
         }
     }
 }
@@ -120,6 +128,7 @@ impl Registry {
             limits,
             records,
             changes,
+            last_sweep: Mutex::default(),
         }
     }
 
@@ -140,7 +149,9 @@ impl Registry {
     pub fn create(&self, registration: Registration, owner: Owner, now: Instant) -> Result<Entry, Full> {
         if self.take_place(&owner.tenant).is_err() {
             // Expired sessions that the sweeper has not met yet must not keep a living app out.
-            self.sweep(now);
+            if self.is_sweep_due(now) {
+                self.sweep(now);
+            }
             self.take_place(&owner.tenant).inspect_err(|full| self.records.limit(full.limit()))?;
         }
         let session = Session::new(SessionId::random(), registration);
@@ -185,6 +196,15 @@ impl Registry {
         }
     }
 
+    fn is_sweep_due(&self, now: Instant) -> bool {
+        let mut last = self.last_sweep.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_due = last.is_none_or(|last| now.saturating_duration_since(last) >= HURRIED_SWEEP_INTERVAL);
+        if is_due {
+            *last = Some(now);
+        }
+        is_due
+    }
+
     fn take_place(&self, tenant: &Tenant) -> Result<(), Full> {
         tenant.sessions().take().map_err(|full| Full::Tenant(full.limit))?;
         self.count.take().map_err(|full| {
@@ -196,11 +216,6 @@ impl Registry {
     /// The session of this id, if this app may use it.
     pub fn of_app(&self, id: SessionId, caller: &AppCaller, now: Instant) -> Option<Entry> {
         self.get(id, now).filter(|entry| entry.owner.admits_app(caller))
-    }
-
-    /// The session of this id, if this MCP client may use it.
-    pub fn of_client(&self, id: SessionId, client: &Client, now: Instant) -> Option<Entry> {
-        self.get(id, now).filter(|entry| entry.owner.admits_client(client))
     }
 
     /// The session of this id, whosever it is, unless it has expired.
@@ -237,12 +252,18 @@ impl Registry {
         self.end(id, Close::Deleted).is_some()
     }
 
-    /// Ends the sessions of a tenant that has lost its right to them; how many there were.
-    pub fn revoke(&self, tenant: &Tenant) -> usize {
-        let own = self.entries.iter().filter(|entry| *entry.owner.tenant == *tenant).map(|entry| *entry.key());
-        let own: Vec<SessionId> = own.collect();
-        let revoked = own.into_iter().filter_map(|id| self.end(id, Close::Unauthorized));
+    /// Ends the sessions of tenants that are gone; how many there were.
+    pub fn revoke(&self, is_there: impl Fn(&Arc<Tenant>) -> bool) -> usize {
+        let gone = self.entries.iter().filter(|entry| !is_there(&entry.owner.tenant)).map(|entry| *entry.key());
+        let gone: Vec<SessionId> = gone.collect();
+        let revoked = gone.into_iter().filter_map(|id| self.end(id, Close::Unauthorized));
         revoked.inspect(|entry| self.records.session_ended(&entry.who(), SessionEnd::Revoked)).count()
+    }
+
+    /// Closes the bridges whose token opens their session no more; how many there were.
+    pub fn cut_bridges(&self, opens: impl Fn(Option<&TokenHash>, &Arc<Tenant>) -> bool) -> usize {
+        let cut = |entry: &Entry| entry.bridge.cut_unless(|token| opens(token, &entry.owner.tenant));
+        self.entries.iter().filter(|entry| cut(entry)).count()
     }
 
     fn end(&self, id: SessionId, close: Close) -> Option<Entry> {
@@ -290,6 +311,10 @@ impl Registry {
     pub fn shut_down(&self) {
         for entry in &self.entries {
             entry.bridge.end(CallError::ShuttingDown, Close::Restart);
+            // With a state file, it lives on.
+            if self.changes.is_none() {
+                self.records.session_ended(&entry.who(), SessionEnd::Shutdown);
+            }
         }
     }
 

@@ -10,7 +10,7 @@ use axum::routing::{any, get, post, put};
 use http::{Method, StatusCode};
 
 use crate::proxy::error::ApiError;
-use crate::proxy::metrics::Side;
+use crate::proxy::metrics::{Refused, Side};
 use crate::proxy::{ProxyState, Request, admin, api, body, cors, mcp};
 
 /// The router of the public listener.
@@ -50,17 +50,18 @@ async fn gate(State(state): State<Arc<ProxyState>>, mut request: Request, next: 
     let origin = match state.gate.check(request.headers()) {
         Ok(origin) => origin.map(str::to_owned),
         Err(refusal) => {
-            state.records.refused(Side::App, ip, refusal.status);
+            state.records.refused(Side::App, ip, refusal.status, Refused::Gate);
             return refuse(&state, request, refusal.into()).await;
         }
     };
     if let Err(refusal) = state.rates.request(ip) {
-        state.records.refused(Side::App, ip, refusal.status);
+        state.records.refused(Side::App, ip, refusal.status, Refused::Limit);
         return ApiError::from(refusal).into_response();
     }
     let is_preflight = origin.is_some() && request.method() == Method::OPTIONS;
     // A bridge is closed with a code instead, which its app can read.
-    let needs_token = !is_preflight && !request.uri().path().ends_with("/bridge");
+    let is_bridge = request.method() == Method::GET && api::is_bridge_path(request.uri().path());
+    let needs_token = !is_preflight && !is_bridge;
     let caller = api::caller(&state, request.headers());
     let has_rate = match &caller {
         _ if is_preflight => Ok(()),
@@ -70,19 +71,16 @@ async fn gate(State(state): State<Arc<ProxyState>>, mut request: Request, next: 
     let mut response = match (has_rate, caller) {
         // Not even its body is read.
         (Err(refusal), _) => {
-            state.records.refused(Side::App, ip, refusal.status);
+            state.records.refused(Side::App, ip, refusal.status, Refused::Limit);
             ApiError::from(refusal).into_response()
         }
         (_, Err(denied)) if needs_token => {
             tracing::debug!(%denied, "app refused");
-            state.records.refused(Side::App, ip, StatusCode::UNAUTHORIZED);
+            state.records.refused(Side::App, ip, StatusCode::UNAUTHORIZED, Refused::Token);
             refuse(&state, request, denied.into()).await
         }
         _ if is_preflight => cors::preflight(request.headers(), "GET, POST, PUT, DELETE"),
         (_, caller) => {
-            if caller.is_err() {
-                state.records.refused(Side::App, ip, StatusCode::UNAUTHORIZED);
-            }
             request.extensions_mut().insert(caller);
             next.run(request).await
         }

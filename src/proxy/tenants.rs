@@ -4,24 +4,23 @@
 //! and what is kept by name goes on: sessions, bridges and counts. A token says both whose it is and for which side;
 //! no lookup of a session is made without its tenant.
 
-use std::collections::BTreeMap;
+mod file;
+
+use std::collections::HashMap;
 use std::fmt;
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use serde::Deserialize;
-
 use crate::auth::{Denied, Token, TokenHash, denied};
+use crate::process;
 use crate::proxy::config::Config;
 use crate::proxy::metrics::Limit;
 
 /// The tenant of the settings' two tokens.
 pub const DEFAULT: &str = "default";
-/// The longest name of a tenant.
-const MAX_NAME_BYTES: usize = 64;
 
-/// A tenant. Two are the same if their names are.
+/// A tenant. One that is gone and comes back under the same name is another one: compare with [`Arc::ptr_eq`].
 #[derive(Debug)]
 pub struct Tenant {
     name: Box<str>,
@@ -139,17 +138,13 @@ impl Tenant {
     }
 }
 
-impl PartialEq for Tenant {
-    fn eq(&self, other: &Self) -> bool {
-        self.name == other.name
-    }
-}
-
 /// An app, as its request shows it.
 #[derive(Debug, Clone)]
 pub struct AppCaller {
     /// Whose token it has.
     pub tenant: Arc<Tenant>,
+    /// Its token's hash, if it sends one.
+    pub token: Option<TokenHash>,
     /// The hash of the session's secret that it sends, if it does.
     pub secret: Option<TokenHash>,
 }
@@ -226,7 +221,10 @@ pub enum Role {
 #[derive(Debug)]
 pub struct Tenants {
     table: RwLock<Arc<Table>>,
+    /// How often the table has changed.
+    version: AtomicU64,
     own: Table,
+    own_tokens: Vec<(TokenHash, &'static str)>,
     /// Of a tenant that the file gives none.
     limits: Limits,
     least_request_bytes: usize,
@@ -238,19 +236,26 @@ struct Table {
     apps: Side,
     clients: Side,
     tenants: Vec<Arc<Tenant>>,
+    names: HashMap<Box<str>, Arc<Tenant>>,
 }
 
+/// The lookup's time may tell something of the hash that was asked for, and of those that are known; from the hash of
+/// a random token nobody gets to the token.
 #[derive(Debug, Clone, Default)]
 struct Side {
-    tokens: Vec<(TokenHash, Arc<Tenant>)>,
+    tokens: HashMap<TokenHash, Arc<Tenant>>,
     /// Whose a request without a known token is: nobody's, unless the side is open.
     anybody: Option<Arc<Tenant>>,
 }
 
-impl Side {
-    /// Compares with every token, so that the time tells nothing of which one it was.
-    fn find(&self, hash: &TokenHash) -> Option<&Arc<Tenant>> {
-        self.tokens.iter().fold(None, |found, (known, tenant)| if known.matches(hash) { Some(tenant) } else { found })
+impl Table {
+    fn add(&mut self, tenant: &Arc<Tenant>) {
+        self.tenants.push(Arc::clone(tenant));
+        self.names.insert(tenant.name.clone(), Arc::clone(tenant));
+    }
+
+    fn has(&self, tenant: &Arc<Tenant>) -> bool {
+        self.names.get(&tenant.name).is_some_and(|known| Arc::ptr_eq(known, tenant))
     }
 }
 
@@ -259,6 +264,17 @@ impl Side {
 #[error("{0}")]
 pub struct TenantsError(String);
 
+impl TenantsError {
+    fn new(file: &Path, what: &dyn fmt::Display) -> Self {
+        TenantsError(format!("The file of tenants {} {what}", file.display()))
+    }
+
+    /// The file cannot be read.
+    pub(super) fn unreadable(file: &Path, why: &dyn fmt::Display) -> Self {
+        Self::new(file, &format_args!("cannot be read: {why}."))
+    }
+}
+
 /// What reading the file again has changed.
 #[derive(Debug)]
 pub struct Reloaded {
@@ -266,26 +282,6 @@ pub struct Reloaded {
     pub tenants: usize,
     /// Those that are gone.
     pub gone: Vec<Arc<Tenant>>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct File {
-    #[serde(default)]
-    tenant: Vec<Entry>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Entry {
-    name: String,
-    #[serde(default)]
-    app_token_sha256: Vec<String>,
-    #[serde(default)]
-    openclaw_token_sha256: Vec<String>,
-    max_sessions: Option<usize>,
-    max_calls: Option<usize>,
-    max_request_bytes: Option<usize>,
 }
 
 impl Tenants {
@@ -303,107 +299,73 @@ impl Tenants {
         tenant.limit(limits);
         // With a file, an empty token is none; without one, it asks for none.
         let has_file = config.tenants_file.is_some();
+        let hash_of = |token: &Token| TokenHash::of(token.expose().as_bytes());
         let side = |token: &Token| Side {
-            tokens: (!token.is_empty())
-                .then(|| (TokenHash::of(token.expose().as_bytes()), Arc::clone(&tenant)))
-                .into_iter()
-                .collect(),
+            tokens: (!token.is_empty()).then(|| (hash_of(token), Arc::clone(&tenant))).into_iter().collect(),
             anybody: (token.is_empty() && !has_file).then(|| Arc::clone(&tenant)),
         };
-        let own = Table {
-            apps: side(&config.app_token),
-            clients: side(&config.openclaw_token),
-            tenants: vec![Arc::clone(&tenant)],
-        };
+        let mut own =
+            Table { apps: side(&config.app_token), clients: side(&config.openclaw_token), ..Table::default() };
+        own.add(&tenant);
+        let own_tokens = config.tokens().into_iter().filter(|(_, token)| !token.is_empty());
         let tenants = Tenants {
             table: RwLock::new(Arc::new(own.clone())),
+            version: AtomicU64::new(0),
             own,
+            own_tokens: own_tokens.map(|(name, token)| (hash_of(token), name)).collect(),
             limits,
             least_request_bytes: config.least_request_bytes(),
         };
         if let Some(file) = &config.tenants_file {
-            tenants.reload(file)?;
+            let text = process::file::read(file).map_err(|error| TenantsError::unreadable(file, &error))?;
+            tenants.reload(file, &text)?;
         }
         Ok(tenants)
     }
 
-    /// Reads the file again. Tenants of the same name go on, with the new tokens and limits.
+    /// Takes in the text of the file. Tenants of the same name go on, with the new tokens and limits.
     ///
     /// # Errors
     /// [`TenantsError`] if it cannot be used; then all is as it was.
-    pub fn reload(&self, file: &Path) -> Result<Reloaded, TenantsError> {
-        let refuse = |what: &dyn fmt::Display| TenantsError(format!("The file of tenants {} {what}", file.display()));
-        let text = std::fs::read_to_string(file).map_err(|error| refuse(&format_args!("cannot be read: {error}; correct OPENCLAW_PROXY_TENANTS_FILE, or make it readable for the user that the proxy runs as.")))?;
-        let read: File = toml::from_str(&text).map_err(|error| {
-            let line = error.span().map_or(1, |span| text[..span.start.min(text.len())].matches('\n').count() + 1);
-            refuse(&format_args!("cannot be used: line {line}: {}.", unquoted(error.message())))
-        })?;
+    pub fn reload(&self, file: &Path, text: &str) -> Result<Reloaded, TenantsError> {
+        let rules =
+            file::Rules { own: &self.own_tokens, limits: self.limits, least_request_bytes: self.least_request_bytes };
+        let (listed, warnings) = file::parse(text, rules).map_err(|what| TenantsError::new(file, &what))?;
         let old = self.table();
+        let removed = old.tenants.len() - self.own.tenants.len();
+        if listed.is_empty() && removed > 0 {
+            return Err(TenantsError::new(
+                file,
+                &format_args!(
+                    "has no [[tenant]] at all, as if it were not written yet, and would remove all {removed}; a start takes it."
+                ),
+            ));
+        }
         let mut table = self.own.clone();
         let mut limits = Vec::new();
-        for entry in read.tenant {
-            let name = &entry.name;
-            let is_name = |b: u8| b.is_ascii_alphanumeric() || b"-_.".contains(&b);
-            if name.is_empty() || name.len() > MAX_NAME_BYTES || !name.bytes().all(is_name) {
-                return Err(refuse(&format_args!(
-                    "has a tenant with an unusable name: it must have 1 to {MAX_NAME_BYTES} of the characters A-Z a-z 0-9 - _ ."
-                )));
+        for entry in listed {
+            let known = old.names.get(&*entry.name).cloned();
+            let tenant = known.unwrap_or_else(|| Arc::new(Tenant::new(&entry.name)));
+            for (role, hash) in entry.tokens {
+                let side = match role {
+                    Role::App => &mut table.apps,
+                    Role::Client => &mut table.clients,
+                };
+                side.tokens.insert(hash, Arc::clone(&tenant));
             }
-            if table.tenants.iter().any(|tenant| *tenant.name == **name) {
-                return Err(refuse(&format_args!("names the tenant {name} twice, or it is the settings' own.")));
-            }
-            let known = old.tenants.iter().find(|tenant| *tenant.name == **name);
-            let tenant = known.cloned().unwrap_or_else(|| Arc::new(Tenant::new(name)));
-            for (side, hashes, member) in [
-                (&mut table.apps, &entry.app_token_sha256, "app_token_sha256"),
-                (&mut table.clients, &entry.openclaw_token_sha256, "openclaw_token_sha256"),
-            ] {
-                for hash in hashes {
-                    let hash = TokenHash::parse(hash).ok_or_else(|| {
-                        refuse(&format_args!(
-                            "has an unusable {member} for the tenant {name}: it must be the 64 hexadecimal digits that 'openclaw-mcp-proxy token' prints."
-                        ))
-                    })?;
-                    side.tokens.push((hash, Arc::clone(&tenant)));
-                }
-            }
-            let own = Limits {
-                sessions: entry.max_sessions.unwrap_or(self.limits.sessions),
-                calls: entry.max_calls.unwrap_or(self.limits.calls),
-                request_bytes: entry.max_request_bytes.unwrap_or(self.limits.request_bytes),
-            };
-            if own.sessions == 0 || own.calls == 0 {
-                return Err(refuse(&format_args!(
-                    "gives the tenant {name} a limit of 0; max_sessions and max_calls must be at least 1."
-                )));
-            }
-            if own.request_bytes < self.least_request_bytes {
-                return Err(refuse(&format_args!(
-                    "gives the tenant {name} {} max_request_bytes; it must be at least {}, twice OPENCLAW_PROXY_MAX_BODY_BYTES.",
-                    own.request_bytes, self.least_request_bytes
-                )));
-            }
-            limits.push((Arc::clone(&tenant), own));
-            table.tenants.push(tenant);
+            table.add(&tenant);
+            limits.push((tenant, entry.limits));
         }
-        let mut owners: BTreeMap<String, &str> = BTreeMap::new();
-        for (hash, tenant) in table.apps.tokens.iter().chain(&table.clients.tokens) {
-            if let Some(other) = owners.insert(hash.to_string(), &tenant.name)
-                // The settings' own two are only warned of.
-                && (*other != *tenant.name || other != DEFAULT)
-            {
-                return Err(refuse(&format_args!(
-                    "has one token twice, for {other} and for {}: each token must have one owner and one side.",
-                    tenant.name
-                )));
-            }
+        for warning in warnings {
+            tracing::warn!("{warning}");
         }
         for (tenant, limits) in limits {
             tenant.limit(limits);
         }
-        let gone = old.tenants.iter().filter(|tenant| !table.tenants.contains(tenant)).cloned().collect();
+        let gone = old.tenants.iter().filter(|tenant| !table.has(tenant)).cloned().collect();
         let tenants = table.tenants.len();
         *self.table.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(table);
+        self.version.fetch_add(1, Ordering::Release);
         Ok(Reloaded { tenants, gone })
     }
 
@@ -426,7 +388,22 @@ impl Tenants {
             Role::App => &table.apps,
             Role::Client => &table.clients,
         };
-        hash.and_then(|hash| side.find(hash)).or(side.anybody.as_ref()).cloned()
+        hash.and_then(|hash| side.tokens.get(hash)).or(side.anybody.as_ref()).cloned()
+    }
+
+    /// Whether this is the one of its name that there is now.
+    pub fn has(&self, tenant: &Arc<Tenant>) -> bool {
+        self.table.read().unwrap_or_else(PoisonError::into_inner).has(tenant)
+    }
+
+    /// Whether a request with the token of this hash, or with none, is this tenant's.
+    pub fn opens(&self, role: Role, hash: Option<&TokenHash>, tenant: &Arc<Tenant>) -> bool {
+        self.find_hash(role, hash).is_some_and(|owner| Arc::ptr_eq(&owner, tenant))
+    }
+
+    /// Changes whenever somebody may have come or gone.
+    pub fn version(&self) -> u64 {
+        self.version.load(Ordering::Acquire)
     }
 
     /// Whether MCP clients need a token.
@@ -442,17 +419,6 @@ impl Tenants {
     /// All of them.
     pub fn all(&self) -> Vec<Arc<Tenant>> {
         self.table().tenants.clone()
-    }
-}
-
-/// What a parser says, without what it quotes: that may be a token that stands where it does not belong.
-fn unquoted(message: &str) -> String {
-    match message.rsplit_once(", expected ") {
-        Some((found, expected)) => {
-            let kind = found.split([':', '`', '"']).next().unwrap_or_default().trim_end();
-            format!("{kind}, expected {expected}")
-        }
-        None => message.trim_end_matches('.').to_owned(),
     }
 }
 
@@ -531,25 +497,64 @@ mod tests {
             ("[[tenant]]\nname = 1\n".to_owned(), "line 2"),
             ("[[tenant]]\nnam = \"a\"\n".to_owned(), "unknown field"),
             ("[[tenant]]\nname = \"a b\"\n".to_owned(), "unusable name"),
-            ("[[tenant]]\nname = \"default\"\n".to_owned(), "default twice"),
-            ("[[tenant]]\nname = \"a\"\n[[tenant]]\nname = \"a\"\n".to_owned(), "a twice"),
+            ("[[tenant]]\nname = \"default\"\n".to_owned(), "line 2: the tenant default is that of the settings"),
+            (
+                "[[tenant]]\nname = \"a\"\n[[tenant]]\nname = \"a\"\n".to_owned(),
+                "line 4: the tenant a is there twice, first in line 2",
+            ),
             ("[[tenant]]\nname = \"a\"\napp_token_sha256 = [\"plain\"]\n".to_owned(), "64 hexadecimal digits"),
             ("[[tenant]]\nname = \"a\"\napp_token_sha256 = \"plain\"\n".to_owned(), "line 3: invalid type, expected a"),
             ("[[tenant]]\nname = \"a\"\nmax_calls = \"plain\"\n".to_owned(), "line 3: invalid type, expected"),
             ("[[tenant]]\nname = \"a\"\n\"plain\" = 1\n".to_owned(), "line 3: unknown field, expected one of"),
-            ("[[tenant]]\nname = \"a\"\nmax_calls = 0\n".to_owned(), "at least 1"),
-            ("[[tenant]]\nname = \"a\"\nmax_request_bytes = 8388607\n".to_owned(), "at least 8388608"),
+            (
+                "[[tenant]]\nname = \"a\"\nmax_calls = 0\n".to_owned(),
+                "line 3: the tenant a has max_calls = 0; it must be from 1 to",
+            ),
+            ("[[tenant]]\nname = \"a\"\nmax_sessions = 9223372036854775807\n".to_owned(), "from 1 to 1000000000"),
+            ("[[tenant]]\nname = \"a\"\nmax_request_bytes = 9223372036854775807\n".to_owned(), "to 1099511627776"),
+            (
+                format!("[[tenant]]\nname = \"a\"\napp_token_sha256 = [\n\"{}\"]\n", hash("")),
+                "line 4: an unusable app_token_sha256 of the tenant a; it is the hash of an empty text",
+            ),
+            (
+                format!("[[tenant]]\nname = \"a\"\napp_token_sha256 = [\"{one}\",\n\"{one}\"]\n"),
+                "line 4: one token twice, in app_token_sha256 of the tenant a and in app_token_sha256 of the tenant a in line 3",
+            ),
+            ("[[tenant]]\nname = \"a\"\nmax_request_bytes = 8388607\n".to_owned(), "from 8388608 to"),
             (
                 format!(
                     "[[tenant]]\nname = \"a\"\napp_token_sha256 = [\"{one}\"]\n[[tenant]]\nname = \"b\"\nopenclaw_token_sha256 = [\"{two}\", \"{one}\"]\n"
                 ),
-                "one token twice, for a and for b",
+                "line 6: one token twice, in openclaw_token_sha256 of the tenant b and in app_token_sha256 of the tenant a in line 3",
             ),
-            (format!("[[tenant]]\nname = \"a\"\napp_token_sha256 = [\"{}\"]\n", hash("own-app")), "one token twice"),
+            (
+                format!("[[tenant]]\nname = \"a\"\napp_token_sha256 = [\"{}\"]\n", hash("own-app")),
+                "line 3: one token twice, in app_token_sha256 of the tenant a and in OPENCLAW_PROXY_APP_TOKEN",
+            ),
         ] {
             let error = tenants(&text).unwrap_err().to_string();
             assert!(error.contains(expected) && !error.contains("plain"), "{error}");
         }
+    }
+
+    #[test]
+    fn many_tenants_cost_a_request_no_more_than_few() {
+        let many: String = (0..20_000)
+            .map(|n| format!("[[tenant]]\nname = \"t{n}\"\napp_token_sha256 = [\"{}\"]\n", hash(&n.to_string())))
+            .collect();
+        let (many, _) = tenants(&many).unwrap();
+        let (few, _) = tenants("[[tenant]]\nname = \"a\"\n").unwrap();
+        let time = |tenants: &Tenants| {
+            let since = std::time::Instant::now();
+            for n in 0..2000_u32 {
+                assert!(tenants.find(Role::App, Some(&n.to_be_bytes()[..3])).is_err());
+            }
+            since.elapsed()
+        };
+        // The best of some, for others use the machine as well.
+        let best = |tenants| (0..5).map(|_| time(tenants)).min().unwrap();
+        let (few, many) = (best(&few), best(&many));
+        assert!(many < 5 * few, "{many:?} {few:?}");
     }
 
     #[test]
@@ -562,7 +567,8 @@ mod tests {
         before.sessions().take().unwrap();
         assert_eq!(before.sessions().take(), Err(Full { limit: 1 }));
         std::fs::write(&file, entry("a", "new", 2)).unwrap();
-        let reloaded = tenants.reload(&file).unwrap();
+        let reload = || tenants.reload(&file, &std::fs::read_to_string(&file).unwrap());
+        let reloaded = reload().unwrap();
         assert_eq!((reloaded.tenants, reloaded.gone[0].name()), (2, "b"));
         assert!(tenants.find(Role::App, Some(b"old")).is_err() && tenants.find(Role::App, Some(b"b")).is_err());
         let after = tenants.find(Role::App, Some(b"new")).unwrap();
@@ -570,8 +576,22 @@ mod tests {
         after.sessions().take().unwrap();
         assert_eq!(after.sessions().now(), 2);
 
+        // A tenant that comes back is another one.
+        assert!(!tenants.has(&reloaded.gone[0]) && tenants.has(&after));
+        std::fs::write(&file, entry("a", "new", 2) + &entry("b", "b", 1)).unwrap();
+        reload().unwrap();
+        assert!(!tenants.has(&reloaded.gone[0]));
+        let again = tenants.find(Role::App, Some(b"b")).unwrap();
+        assert!(tenants.has(&again) && tenants.opens(Role::App, Some(&TokenHash::of(b"b")), &again));
+        assert!(!tenants.opens(Role::App, Some(&TokenHash::of(b"b")), &reloaded.gone[0]));
+
+        // What is not written yet removes nobody.
+        std::fs::write(&file, "# alice and bob\n").unwrap();
+        let error = reload().unwrap_err().to_string();
+        assert!(error.contains("has no [[tenant]] at all") && error.contains("remove all 2"), "{error}");
+
         std::fs::write(&file, "nonsense").unwrap();
-        assert!(tenants.reload(&file).is_err());
+        assert!(reload().is_err());
         assert!(tenants.find(Role::App, Some(b"new")).is_ok(), "all is as it was");
     }
 }

@@ -88,6 +88,8 @@ impl Collector for Proxy {
             "reason",
             &metrics.clients_refused,
         )?;
+        let lost = process::audit::lines_lost();
+        writer.number("audit_lines_lost", "Lines of the audit log that could not be written", lost)?;
         writer.counters("limit_reached", "How often a setting's limit was met", "limit", &metrics.limits)?;
         writer.counter("results_ignored", "Results for no call in flight", &metrics.results_ignored)?;
         writer.counter("bad_frames", "Frames that were no valid bridge messages", &metrics.bad_frames)?;
@@ -127,8 +129,12 @@ impl Writer<'_, '_> {
     }
 
     fn counter(&mut self, name: &str, help: &str, counter: &Counter) -> fmt::Result {
+        self.number(name, help, counter.get())
+    }
+
+    fn number(&mut self, name: &str, help: &str, count: u64) -> fmt::Result {
         let mut encoder = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
-        encoder.encode_counter::<NoLabelSet, _, f64>(&counter.get(), None)
+        encoder.encode_counter::<NoLabelSet, _, f64>(&count, None)
     }
 
     fn counters<L: Label>(

@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tokio_websockets::{CloseCode, Config as CodecConfig, Limits, Message, ServerBuilder, WebSocketStream};
 
+use crate::auth::TokenHash;
 use crate::protocol::{self, Close};
 use crate::proxy::bridge::{Attempt, Bridge, Grace, Next, Received};
 use crate::proxy::connection::ClientStream;
@@ -109,11 +110,11 @@ impl Graces {
 }
 
 /// A socket that asks for its session's bridge, before its upgrade is over: whoever reads the 101 may be called.
-pub fn begin(bridge: &Arc<Bridge>, graces: &Graces) -> Newcomer {
+pub fn begin(bridge: &Arc<Bridge>, token: Option<TokenHash>, graces: &Graces) -> Newcomer {
     let bridge = Arc::clone(bridge);
-    match bridge.try_attach(Instant::now()) {
+    match bridge.try_attach(token, Instant::now()) {
         Attempt::Attached(epoch) => Newcomer::Attached(Attachment { bridge, epoch, graces: graces.clone() }),
-        Attempt::Occupied { .. } | Attempt::Ended(_) => Newcomer::Waiting(bridge, graces.clone()),
+        Attempt::Occupied { .. } | Attempt::Ended(_) => Newcomer::Waiting(bridge, token, graces.clone()),
     }
 }
 
@@ -123,7 +124,7 @@ pub enum Newcomer {
     /// It is the bridge already.
     Attached(Attachment),
     /// Another one is, as things are.
-    Waiting(Arc<Bridge>, Graces),
+    Waiting(Arc<Bridge>, Option<TokenHash>, Graces),
 }
 
 /// Connects a socket to its session and serves it until either goes.
@@ -140,7 +141,7 @@ pub async fn run<S: AsyncRead + AsyncWrite + Unpin>(
 ) {
     let attachment = match newcomer {
         Newcomer::Attached(attachment) => attachment,
-        Newcomer::Waiting(bridge, graces) => match attach(bridge, graces, settings.probe).await {
+        Newcomer::Waiting(bridge, token, graces) => match attach(bridge, token, graces, settings.probe).await {
             Ok(attachment) => attachment,
             Err(close) => {
                 tell(Life::Refused(close));
@@ -187,10 +188,15 @@ impl Drop for Attachment {
 ///
 /// It must show it twice. An app that dials anew can be here before the last words of its own old socket are, and
 /// must not be turned away because of them: it would think that there is another app, and stop.
-async fn attach(bridge: Arc<Bridge>, graces: Graces, probe: Duration) -> Result<Attachment, Close> {
+async fn attach(
+    bridge: Arc<Bridge>,
+    token: Option<TokenHash>,
+    graces: Graces,
+    probe: Duration,
+) -> Result<Attachment, Close> {
     let mut seen_alive = None;
     for _ in 0..ATTACH_ROUNDS {
-        match bridge.try_attach(Instant::now()) {
+        match bridge.try_attach(token, Instant::now()) {
             Attempt::Attached(epoch) => return Ok(Attachment { bridge, epoch, graces }),
             Attempt::Ended(close) => return Err(close),
             Attempt::Occupied { epoch, sign_of_life } => match tokio::time::timeout(probe, sign_of_life).await {
@@ -548,7 +554,9 @@ mod tests {
         let bridge =
             Bridge::new(session, Spelling::Snake, Features::default(), limits, Arc::clone(&records), Instant::now());
         let graces = Graces { tasks: TaskTracker::new(), stop: CancellationToken::new() };
-        let Newcomer::Attached(attachment) = begin(&Arc::new(bridge), &graces) else { panic!("it is the first one") };
+        let Newcomer::Attached(attachment) = begin(&Arc::new(bridge), None, &graces) else {
+            panic!("it is the first one")
+        };
         // Results of no call, each of which is counted, all of them there before the first is read.
         let result = format!(r#"{{"type":"invoke_result","request_id":"{session}:9","ok":true}}"#);
         let mut frame = vec![0x81, 0x80 | u8::try_from(result.len()).unwrap(), 0, 0, 0, 0];
@@ -599,7 +607,7 @@ mod tests {
         let now = || tokio::time::Instant::now().into_std();
         let bridge =
             Arc::new(Bridge::new(SessionId::random(), Spelling::Snake, features, limits, Arc::default(), now()));
-        drop(begin(&bridge, &graces));
+        drop(begin(&bridge, None, &graces));
         let request = CallRequest {
             client_id: "1",
             tool: "t",

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
 
 use super::{Bridge, CallError, CallRequest, Next, Outcome};
+use crate::auth::TokenHash;
 use crate::cancel::Tombstones;
 use crate::mcp::Progress;
 use crate::protocol::{self, CallRef, CancelReason, Close};
@@ -41,6 +42,10 @@ pub(super) struct Attached {
     pub(super) epoch: u64,
     pub(super) since: Instant,
     pub(super) close: Option<Close>,
+    /// It is closed without a further word, and nothing that it says counts.
+    pub(super) is_cut: bool,
+    /// The hash of the token that it came with.
+    pub(super) token: Option<TokenHash>,
     /// Newcomers that wait for a sign of life from this socket.
     pub(super) probes: Vec<oneshot::Sender<()>>,
     pub(super) probe_due: bool,
@@ -257,9 +262,10 @@ impl State {
         call.finish(outcome);
     }
 
-    /// False if `epoch` is not the connected socket's.
+    /// False if `epoch` is not the connected socket's, or it is cut.
     pub(super) fn sign_of_life(&mut self, epoch: u64, now: Instant) -> bool {
-        let Some(attached) = self.attached.as_mut().filter(|attached| attached.epoch == epoch) else { return false };
+        let current = self.attached.as_mut().filter(|attached| attached.epoch == epoch && !attached.is_cut);
+        let Some(attached) = current else { return false };
         self.last_sign = now;
         for probe in attached.probes.drain(..) {
             let _gone = probe.send(());
