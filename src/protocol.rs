@@ -105,6 +105,19 @@ impl Features {
         true
     }
 
+    /// The names of those that are on.
+    pub fn names(self) -> Vec<&'static str> {
+        let all = [
+            ("deadline", self.deadline),
+            ("cancel", self.cancel),
+            ("progress", self.progress),
+            ("resume", self.resume),
+            ("tools", self.tools),
+            ("context", self.context),
+        ];
+        all.into_iter().filter_map(|(name, is_on)| is_on.then_some(name)).collect()
+    }
+
     /// Whether the app opted in to anything, and so understands `error` frames.
     pub fn any(self) -> bool {
         self != Features::default()

@@ -28,6 +28,7 @@ pub struct Tenant {
     sessions: Count,
     calls: Count,
     request_bytes: Count,
+    bridges: Count,
 }
 
 /// How much of the proxy a tenant may take.
@@ -109,6 +110,8 @@ impl Tenant {
             sessions: Count::default(),
             calls: Count::default(),
             request_bytes: Count::default(),
+            // Its sessions bound them.
+            bridges: Count::new(usize::MAX),
         }
     }
 
@@ -136,6 +139,11 @@ impl Tenant {
     /// The bytes of its requests in memory.
     pub fn request_bytes(&self) -> &Count {
         &self.request_bytes
+    }
+
+    /// Its bridges.
+    pub fn bridges(&self) -> &Count {
+        &self.bridges
     }
 }
 

@@ -39,6 +39,8 @@ pub(super) struct State {
 pub(super) struct Attached {
     pub(super) epoch: u64,
     pub(super) since: Instant,
+    /// How long the app took to answer its last ping.
+    pub(super) ping: Option<Duration>,
     pub(super) close: Option<Close>,
     /// Newcomers that wait for a sign of life from this socket.
     pub(super) probes: Vec<oneshot::Sender<()>>,
