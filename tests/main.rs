@@ -32,6 +32,9 @@ mod camera;
 /// The node's canvas, with a real browser.
 #[cfg(unix)]
 mod canvas;
+/// A browser.
+#[cfg(unix)]
+mod chromium;
 /// The real MCP clients.
 #[cfg(unix)]
 mod clients;
@@ -92,6 +95,9 @@ mod shutdown;
 /// Clients that are slow on purpose.
 #[cfg(target_os = "linux")]
 mod slow;
+/// The operator's status page.
+#[cfg(unix)]
+mod status_page;
 /// The stdio program.
 mod stdio;
 /// Many tenants: whose token opens what.

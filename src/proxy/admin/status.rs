@@ -18,7 +18,9 @@ use crate::proxy::records::RecentCall;
 use crate::proxy::registry::Entry;
 
 /// How many tenants and sessions are listed.
-pub(super) const LISTED: usize = 200;
+const LISTED: usize = 200;
+/// How much of a device's name is shown.
+const MAX_CHARS: usize = 128;
 
 /// All at a glance.
 pub(super) fn status(state: &ProxyState) -> Value {
@@ -124,7 +126,7 @@ pub(super) fn session(state: &ProxyState, id: SessionId) -> Option<Value> {
     let entry = state.registry.get(id, Instant::now())?;
     let mut session = row(state, &entry);
     let registration = &entry.session.registration;
-    session["app_version"] = registration.app_version.as_deref().into();
+    session["app_version"] = registration.app_version.as_deref().map(shortened).into();
     session["features"] = registration.features.names().into();
     session["tool_names"] = registration.tools.names().into();
     session["has_secret"] = entry.owner.secret.is_some().into();
@@ -171,7 +173,12 @@ fn row(state: &ProxyState, entry: &Entry) -> Value {
 /// What people call the app.
 fn device(entry: &Entry) -> &str {
     let registration = &entry.session.registration;
-    registration.device_name.as_deref().unwrap_or(&registration.device_id)
+    shortened(registration.device_name.as_deref().unwrap_or(&registration.device_id))
+}
+
+/// What apps say of themselves may be as long as a request.
+fn shortened(text: &str) -> &str {
+    text.char_indices().nth(MAX_CHARS).map_or(text, |(end, _)| &text[..end])
 }
 
 /// Where clients reach the proxy, as far as it knows without a request of theirs.
@@ -200,4 +207,55 @@ fn unix(at: SystemTime) -> f64 {
 
 fn millis(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e6).round() / 1e3
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proxy::config::Config;
+    use crate::proxy::registry::Owner;
+    use crate::proxy::session::{Registration, ToolLimits};
+    use crate::proxy::tenants::Role;
+
+    fn register(state: &ProxyState, body: &Value) {
+        let limits = ToolLimits { tools: 9, tool_bytes: 999, tools_bytes: 9999, json_depth: 9 };
+        let registration = Registration::parse(&body.to_string(), &limits).unwrap();
+        let tenant = state.tenants.find(Role::App, None).unwrap();
+        let owner = Owner { tenant, secret: None, mcp_token: None };
+        state.registry.create(registration, owner, Instant::now()).unwrap();
+    }
+
+    #[test]
+    fn a_status_costs_no_more_with_ten_thousand_sessions_than_with_those_that_are_listed() {
+        let settings = [("OPENCLAW_PROXY_MAX_SESSIONS_PER_TENANT".to_owned(), "20000".to_owned())];
+        let state = ProxyState::new(Config::from_pairs(settings).unwrap(), ([127, 0, 0, 1], 1).into()).unwrap();
+        let register =
+            |count| (0..count).for_each(|n| register(&state, &json!({ "device_id": format!("device {n}") })));
+        // Others use the machine, too: the fastest of many is what it costs.
+        let cost = || {
+            let time = || (Instant::now(), status(&state).to_string().len()).0.elapsed();
+            (0..50).map(|_| time()).min().unwrap()
+        };
+        register(LISTED);
+        let few = cost();
+        register(10_000 - LISTED);
+        let many = cost();
+        let shown = status(&state);
+        assert_eq!(
+            (&shown["sessions"]["now"], shown["session_list"].as_array().unwrap().len()),
+            (&json!(10_000), LISTED)
+        );
+        assert!(many < few * 3, "{few:?} with {LISTED} sessions, {many:?} with 10,000");
+        let found = search(&state, "DEVICE 9000");
+        assert_eq!((&found["found"], &found["sessions"][0]["device"]), (&json!(1), &json!("device 9000")));
+        let found = search(&state, "device");
+        assert_eq!((&found["found"], found["sessions"].as_array().unwrap().len()), (&json!(10_000), LISTED));
+    }
+
+    #[test]
+    fn a_name_is_shown_up_to_a_bound() {
+        let state = ProxyState::new(Config::default(), ([127, 0, 0, 1], 1).into()).unwrap();
+        register(&state, &json!({ "device_id": "\u{e9}".repeat(100_000) }));
+        assert_eq!(status(&state)["session_list"][0]["device"], "\u{e9}".repeat(MAX_CHARS));
+    }
 }
