@@ -15,7 +15,7 @@ use tokio::process::{Child, Command};
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsConnector;
 
-use crate::support::{App, McpClient, TestServer, http, send, soon, until};
+use crate::support::{App, McpClient, TestServer, free_port, http, send, soon, until};
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Kind {
@@ -48,10 +48,6 @@ fn adapt(sample: &str, changes: &[(&str, &str)]) -> String {
         assert_eq!(text.matches(from).count(), 1, "{from:?} in the sample");
         text.replace(from, to)
     })
-}
-
-async fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port()
 }
 
 impl Front {

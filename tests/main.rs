@@ -80,6 +80,9 @@ mod node;
 mod noisy;
 /// The program: the demo, exit codes, signals, logs.
 mod program;
+/// Alerts and the dashboard, with a real Prometheus.
+#[cfg(unix)]
+mod prometheus;
 /// Calls that outlive the socket that carried them.
 mod resume;
 /// The node's screen.
