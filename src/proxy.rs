@@ -50,6 +50,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::mcp::AnswerSettings;
 use crate::process;
+use admin::Admin;
 use bridge::BridgeLimits;
 use bridge::socket::{Graces, SocketSettings};
 use config::Config;
@@ -456,9 +457,9 @@ impl Door {
         }
     }
 
-    fn operator(state: &Arc<ProxyState>) -> Self {
-        let router = TowerToHyperService::new(admin::router(Arc::clone(state)));
-        let places = Arc::new(Semaphore::new(state.config.max_admin_connections));
+    fn operator(admin: &Arc<Admin>, most: usize) -> Self {
+        let router = TowerToHyperService::new(admin::router(Arc::clone(admin)));
+        let places = Arc::new(Semaphore::new(most));
         Door { router, places, limit: Limit::AdminConnections, addresses: Arc::default(), most_of_an_address: None }
     }
 }
@@ -466,7 +467,12 @@ impl Door {
 /// Serves the operator until nothing may be waited for any more: how the process ends can be watched.
 async fn serve_operator(listener: Listener, state: Arc<ProxyState>) {
     let connections = TaskTracker::new();
-    accept(&listener, &Door::operator(&state), &state, &connections, &state.closing).await;
+    let admin = Arc::new(Admin::new(Arc::clone(&state)));
+    let door = Door::operator(&admin, state.config.max_admin_connections);
+    tokio::select! {
+        () = accept(&listener, &door, &state, &connections, &state.closing) => {}
+        () = admin.keep_history() => {}
+    }
     connections.close();
     if tokio::time::timeout(OPERATOR_GRACE, connections.wait()).await.is_err() {
         tracing::debug!(open = connections.len(), "connections of the operator did not close in time");

@@ -8,9 +8,9 @@ use serde_json::Value;
 use tokio::net::TcpStream;
 use tokio::process::Command;
 
-use crate::front::{Front, Kind, Paper, free_port};
+use crate::front::{Front, Kind, Paper};
 use crate::program::PROGRAM;
-use crate::support::{TestServer, until};
+use crate::support::{TestServer, free_port, until};
 
 const TOKENS: [(&str, &str); 2] =
     [("APP_TOKEN", "canary-app-0123456789"), ("OPENCLAW_TOKEN", "canary-claw-0123456789")];

@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 use tokio_rustls::TlsConnector;
 
 use crate::clients::clients_dir;
-use crate::support::{App, TestServer, http, until};
+use crate::support::{App, TestServer, free_port, http, until};
 
 /// What must pass through a front.
 mod serving;
@@ -85,10 +85,6 @@ fn adapt(sample: &str, changes: &[(&str, &str)]) -> String {
         assert_eq!(text.matches(from).count(), 1, "{from:?} in the sample");
         text.replace(from, to)
     })
-}
-
-pub async fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port()
 }
 
 /// Both tokens, unless the settings have others.

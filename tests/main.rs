@@ -32,6 +32,9 @@ mod camera;
 /// The node's canvas, with a real browser.
 #[cfg(unix)]
 mod canvas;
+/// A browser.
+#[cfg(unix)]
+mod chromium;
 /// The real MCP clients.
 #[cfg(unix)]
 mod clients;
@@ -89,6 +92,9 @@ mod node;
 mod noisy;
 /// The program: the demo, exit codes, signals, logs.
 mod program;
+/// Alerts and the dashboard, with a real Prometheus.
+#[cfg(unix)]
+mod prometheus;
 /// Sessions that outlive the process.
 #[cfg(unix)]
 mod restart;
@@ -110,6 +116,9 @@ mod slow;
 /// What is said instead of starting.
 #[cfg(target_os = "linux")]
 mod start;
+/// The operator's status page.
+#[cfg(unix)]
+mod status_page;
 /// The stdio program.
 mod stdio;
 /// systemd's sockets, messages and units; Unix sockets.

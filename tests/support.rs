@@ -36,6 +36,11 @@ pub async fn until(condition: impl AsyncFn() -> bool) {
     .await;
 }
 
+/// A port that nobody listens on, for a program that must be told one.
+pub async fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port()
+}
+
 /// A server of one test, on a port of its own.
 pub struct TestServer {
     pub base: String,

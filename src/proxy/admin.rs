@@ -1,8 +1,9 @@
 //! What the operator sees, on a listener of its own:
 //!
 //! - `GET /` the status page, one file that needs nothing else
-//! - `GET /events` what the page shows, as server-sent events: `status` and `calls`
+//! - `GET /events` what the page shows, as server-sent events: `history` at first, then `status` and `calls`
 //! - `GET /status.json` the same once, for scripts
+//! - `GET /sessions.json?filter=` sessions that match, and how many there are
 //! - `GET /sessions/{id}.json` one session
 //! - `GET /metrics` for Prometheus
 //! - `GET /ready` whether new requests are welcome; `GET /health` whether the process is alive
@@ -10,11 +11,12 @@
 //! Nothing can be changed here, and nothing of what calls contain is shown. The last two ask for no token.
 
 mod exposition;
+mod history;
 mod status;
 
 use std::convert::Infallible;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::extract::State;
@@ -25,27 +27,77 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use futures_util::StreamExt;
-use futures_util::stream::unfold;
+use futures_util::stream::{once, unfold};
 use http::header::{AUTHORIZATION, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, WWW_AUTHENTICATE};
 use http::{HeaderMap, HeaderValue, StatusCode};
+use sha2::{Digest, Sha256};
 
 use crate::auth::{TokenHash, bearer_token};
 use crate::protocol::SessionId;
 use crate::proxy::error::{ApiError, respond};
 use crate::proxy::{ProxyState, Request, gate};
+use history::History;
 
 /// How often the page gets news.
 const TICK: Duration = Duration::from_millis(500);
-/// The page loads nothing, sends nothing elsewhere, and no other page may frame it.
-const PAGE_POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; \
-    connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+/// The status page.
+const PAGE: &str = include_str!("admin/page.html");
+/// What it may do: run its own script and no other, ask this listener, and load nothing. Names of devices and tools
+/// come from strangers, so no text becomes HTML, whatever the script does. No other page may frame it.
+static PAGE_POLICY: LazyLock<HeaderValue> = LazyLock::new(|| {
+    let script = PAGE.split_once("<script>").and_then(|(_, rest)| rest.split_once("</script>"));
+    let hash = STANDARD.encode(Sha256::digest(script.map_or("", |(script, _)| script)));
+    let policy = format!(
+        "default-src 'none'; script-src 'sha256-{hash}'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; \
+         require-trusted-types-for 'script'; trusted-types 'none'; base-uri 'none'; form-action 'none'; \
+         frame-ancestors 'none'"
+    );
+    HeaderValue::try_from(policy).expect("it is ASCII")
+});
+
+/// What the operator's listener has beside the proxy's own state.
+#[derive(Debug)]
+pub struct Admin {
+    state: Arc<ProxyState>,
+    history: History,
+    /// What was last shown, and when it was made: those who look at the same time see the same.
+    shown: Mutex<Option<(Instant, Arc<str>)>>,
+}
+
+impl Admin {
+    /// Shows this proxy.
+    pub fn new(state: Arc<ProxyState>) -> Self {
+        Admin { state, history: History::default(), shown: Mutex::default() }
+    }
+
+    /// Notes what happens, until it is dropped.
+    pub async fn keep_history(&self) {
+        self.history.keep(&self.state).await;
+    }
+
+    /// The status, made at most once a [`TICK`], however many look at it.
+    fn status(&self) -> Arc<str> {
+        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*shown {
+            Some((at, status)) if at.elapsed() < TICK => Arc::clone(status),
+            _ => {
+                let status: Arc<str> = status::status(&self.state).to_string().into();
+                *shown = Some((Instant::now(), Arc::clone(&status)));
+                status
+            }
+        }
+    }
+}
 
 /// The router of the operator's listener.
-pub fn router(state: Arc<ProxyState>) -> Router {
+pub fn router(admin: Arc<Admin>) -> Router {
+    let state = Arc::clone(&admin.state);
     Router::new()
-        .route("/", get(page))
         .route("/events", get(events))
+        .with_state(admin)
+        .route("/", get(page))
         .route("/status.json", get(status_json))
+        .route("/sessions.json", get(sessions_json))
         .route("/sessions/{file}", get(session_json))
         .route("/metrics", get(metrics))
         .layer(from_fn_with_state(Arc::clone(&state), gate))
@@ -98,9 +150,9 @@ fn credentials(headers: &HeaderMap) -> Option<Vec<u8>> {
 }
 
 async fn page() -> Response {
-    let mut response = Html(include_str!("admin/page.html")).into_response();
+    let mut response = Html(PAGE).into_response();
     let headers = response.headers_mut();
-    headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(PAGE_POLICY));
+    headers.insert(CONTENT_SECURITY_POLICY, PAGE_POLICY.clone());
     headers.insert("x-content-type-options", HeaderValue::from_static("nosniff"));
     headers.insert("referrer-policy", HeaderValue::from_static("no-referrer"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
@@ -121,6 +173,13 @@ async fn status_json(State(state): State<Arc<ProxyState>>) -> Response {
     respond(StatusCode::OK, status::status(&state).to_string())
 }
 
+async fn sessions_json(State(state): State<Arc<ProxyState>>, request: Request) -> Response {
+    let query = request.uri().query().unwrap_or_default();
+    let filter = url::form_urlencoded::parse(query.as_bytes()).find(|(name, _)| name == "filter");
+    let filter = filter.map(|(_, filter)| filter).unwrap_or_default();
+    respond(StatusCode::OK, status::search(&state, &filter).to_string())
+}
+
 async fn session_json(State(state): State<Arc<ProxyState>>, request: Request) -> Response {
     let id = request.uri().path().strip_prefix("/sessions/").and_then(|file| file.strip_suffix(".json"));
     match id.and_then(SessionId::parse).and_then(|id| status::session(&state, id)) {
@@ -129,26 +188,31 @@ async fn session_json(State(state): State<Arc<ProxyState>>, request: Request) ->
     }
 }
 
-/// `status` every second, and `calls` that have ended whenever there are some.
-async fn events(State(state): State<Arc<ProxyState>>) -> Response {
+/// `history` at first, `status` every second, and `calls` that have ended whenever there are some.
+async fn events(State(admin): State<Arc<Admin>>) -> Response {
     let mut ticks = tokio::time::interval(TICK);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let closing = state.closing.clone();
-    let stream = unfold((state, ticks, 0_u64, true), |(state, mut ticks, seen, wants_status)| async move {
+    let closing = admin.state.closing.clone();
+    let begin = event("history", &admin.history.to_json());
+    let stream = unfold((admin, ticks, 0_u64, true), |(admin, mut ticks, seen, wants_status)| async move {
         ticks.tick().await;
         let mut events = String::new();
         if wants_status {
-            push_event(&mut events, "status", &status::status(&state));
+            events += &event("status", &admin.status());
         }
-        let (calls, count) = state.records.recent().map(|recent| recent.since(seen)).unwrap_or_default();
+        let (calls, count) = admin.state.records.recent().map(|recent| recent.since(seen)).unwrap_or_default();
         if !calls.is_empty() {
-            push_event(&mut events, "calls", &calls.iter().map(status::call).collect());
+            let numbers = count - calls.len() as u64 + 1..;
+            let calls: serde_json::Value =
+                numbers.zip(&calls).map(|(number, call)| status::call(number, call)).collect();
+            events += &event("calls", &calls.to_string());
         }
         if events.is_empty() {
             events.push_str(":\n\n");
         }
-        Some((Ok::<_, Infallible>(Bytes::from(events)), (state, ticks, count, !wants_status)))
+        Some((events, (admin, ticks, count, !wants_status)))
     });
+    let stream = once(async { begin }).chain(stream).map(|events| Ok::<_, Infallible>(Bytes::from(events)));
     let stream = stream.take_until(closing.cancelled_owned());
     let mut response = Response::new(axum::body::Body::from_stream(stream));
     let headers = response.headers_mut();
@@ -158,7 +222,7 @@ async fn events(State(state): State<Arc<ProxyState>>) -> Response {
     response
 }
 
-fn push_event(events: &mut String, name: &str, data: &serde_json::Value) {
-    // JSON as it is written here has no line breaks.
-    events.push_str(&format!("event: {name}\ndata: {data}\n\n"));
+/// An event. JSON as it is written here has no line breaks.
+fn event(name: &str, data: &str) -> String {
+    format!("event: {name}\ndata: {data}\n\n")
 }

@@ -120,7 +120,7 @@ pub async fn create(State(state): State<Arc<ProxyState>>, request: Request) -> R
 /// `GET /v1/chat/sessions/{id}`: what the app may know of its session. No sign of life.
 pub async fn show(State(state): State<Arc<ProxyState>>, request: Request) -> Result {
     let entry = find(&state, &request, &caller_of(&request)?, StatusCode::NOT_FOUND)?;
-    let (connected_since, epoch) = entry.bridge.connection();
+    let (connection, epoch) = entry.bridge.connection();
     let now = Instant::now();
     let unix_time = |since: Instant| {
         let at = SystemTime::now().checked_sub(now.duration_since(since))?;
@@ -130,8 +130,8 @@ pub async fn show(State(state): State<Arc<ProxyState>>, request: Request) -> Res
     let answer = serde_json::json!({
         "mcpSessionId": entry.session.id.to_string(),
         "bridge": {
-            "connected": connected_since.is_some(),
-            "since": connected_since.and_then(unix_time),
+            "connected": connection.is_some(),
+            "since": connection.and_then(|connection| unix_time(connection.since)),
             "epoch": epoch,
         },
         "tools": entry.session.registration.tools.len(),

@@ -179,6 +179,15 @@ pub struct Bridge {
     state: Mutex<State>,
 }
 
+/// A socket that is a session's bridge.
+#[derive(Debug, Clone, Copy)]
+pub struct Connection {
+    /// Since when.
+    pub since: Instant,
+    /// How long its app took to answer the last ping.
+    pub ping: Option<Duration>,
+}
+
 /// How long the calls of a socket that has gone wait for the next one. Whoever gets it ends it
 /// ([`Bridge::end_grace`]).
 #[derive(Debug)]
@@ -461,10 +470,12 @@ impl Bridge {
         true
     }
 
-    /// Since when a socket is connected, and its epoch.
-    pub fn connection(&self) -> (Option<Instant>, u64) {
+    /// The socket that is connected, if there is one, and the epoch of the newest.
+    pub fn connection(&self) -> (Option<Connection>, u64) {
         let state = self.state();
-        (state.attached.as_ref().map(|attached| attached.since), state.epoch)
+        let connection =
+            state.attached.as_ref().map(|attached| Connection { since: attached.since, ping: attached.ping });
+        (connection, state.epoch)
     }
 
     /// How many calls are in flight.
@@ -503,6 +514,7 @@ impl Bridge {
         state.attached = Some(Attached {
             epoch,
             since: now,
+            ping: None,
             close: None,
             is_cut: false,
             token,
@@ -584,6 +596,14 @@ impl Bridge {
     /// The same while the socket takes no frames: is it to be closed?
     pub fn next_close(&self, epoch: u64, waker: &Waker) -> Next {
         self.state().close_or_wait(epoch, waker)
+    }
+
+    /// The app of the socket of `epoch` answered a ping.
+    pub fn measured_ping(&self, epoch: u64, time: Duration) {
+        self.records.metrics.ping_time.observe(time);
+        if let Some(attached) = self.state().attached.as_mut().filter(|attached| attached.epoch == epoch) {
+            attached.ping = Some(time);
+        }
     }
 
     /// Any frame of the socket of `epoch` is a sign of life.

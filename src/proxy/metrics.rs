@@ -395,6 +395,15 @@ pub struct Metrics {
     pub state_file_errors: Counter,
 }
 
+impl Metrics {
+    /// How many bridges there are.
+    pub fn bridges(&self) -> u64 {
+        // One that comes and goes in between must not make it negative.
+        let detached = self.bridges_detached.get();
+        self.bridges_attached.get().saturating_sub(detached)
+    }
+}
+
 impl Default for Metrics {
     fn default() -> Self {
         Metrics {

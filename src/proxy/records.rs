@@ -107,12 +107,14 @@ impl Records {
     /// An app's socket became its session's bridge.
     pub fn bridge_attached(&self, who: &Who, epoch: u64, address: IpAddr) {
         self.metrics.bridges_attached.count();
+        let _unbounded = who.tenant.bridges().take();
         audit::attached(who, epoch, address);
     }
 
     /// It is that no longer.
     pub fn bridge_detached(&self, who: &Who, epoch: u64, end: BridgeEnd, since: Instant) {
         self.metrics.bridges_detached.count();
+        who.tenant.bridges().give_back();
         self.bridge_closed(end);
         audit::detached(who, epoch, end.word(), since);
     }

@@ -1,5 +1,6 @@
 //! Which sessions there are. Lookups clone out of the map in the same statement; nothing is locked for longer.
 
+use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -318,10 +319,12 @@ impl Registry {
         }
     }
 
-    /// Shows each session, in no order.
-    pub fn each(&self, mut show: impl FnMut(&Entry)) {
+    /// Shows one session after another, in no order, for as long as `show` wants to see more.
+    pub fn each(&self, mut show: impl FnMut(&Entry) -> ControlFlow<()>) {
         for entry in &self.entries {
-            show(&entry);
+            if show(&entry).is_break() {
+                return;
+            }
         }
     }
 

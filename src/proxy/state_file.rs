@@ -12,6 +12,7 @@
 use std::collections::{HashMap, HashSet};
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Write};
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -289,7 +290,10 @@ fn push_line(text: &mut Vec<u8>, line: &Line<'_>) -> io::Result<()> {
 /// Writes all sessions beside the file and moves them into its place.
 fn write_anew(path: &Path, registry: &Registry) -> io::Result<(File, u64, HashMap<SessionId, u64>)> {
     let mut entries = Vec::new();
-    registry.each(|entry| entries.push(entry.clone()));
+    registry.each(|entry| {
+        entries.push(entry.clone());
+        ControlFlow::Continue(())
+    });
     let beside = with_suffix(path, "new");
     let mut file = private().create(true).truncate(true).write(true).open(&beside)?;
     let mut lines = HashMap::with_capacity(entries.len());

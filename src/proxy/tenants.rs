@@ -27,6 +27,7 @@ pub struct Tenant {
     sessions: Count,
     calls: Count,
     request_bytes: Count,
+    bridges: Count,
 }
 
 /// How much of the proxy a tenant may take.
@@ -108,6 +109,8 @@ impl Tenant {
             sessions: Count::default(),
             calls: Count::default(),
             request_bytes: Count::default(),
+            // Its sessions bound them.
+            bridges: Count::new(usize::MAX),
         }
     }
 
@@ -135,6 +138,11 @@ impl Tenant {
     /// The bytes of its requests in memory.
     pub fn request_bytes(&self) -> &Count {
         &self.request_bytes
+    }
+
+    /// Its bridges.
+    pub fn bridges(&self) -> &Count {
+        &self.bridges
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet, prometheus_text};
@@ -55,13 +56,7 @@ impl Collector for Proxy {
             writer.gauge(name, help, now)?;
             writer.gauge(&format!("{name}_limit"), &format!("{help}: the most there may be"), most)?;
         }
-        let attached = metrics.bridges_attached.get();
-        let detached: u64 = metrics.bridges_detached.get();
-        writer.gauge(
-            "bridges",
-            "Connected bridges",
-            usize::try_from(attached.saturating_sub(detached)).unwrap_or(0),
-        )?;
+        writer.gauge("bridges", "Connected bridges", usize::try_from(metrics.bridges()).unwrap_or(usize::MAX))?;
         writer.gauge("tenants", "Tenants", state.tenants.all().len())?;
         writer.counters("calls", "Calls, by how they ended", "outcome", &metrics.calls)?;
         writer.histogram("call_seconds", "How long answered calls took in all", &metrics.call_time)?;
@@ -98,22 +93,38 @@ impl Collector for Proxy {
     }
 }
 
+/// What the process takes.
+pub(super) struct Usage {
+    /// Resident bytes.
+    pub(super) memory: u64,
+    /// When it began, in Unix seconds.
+    start: u64,
+    /// Time of processors.
+    processor: Duration,
+}
+
+/// What the process takes now, where the system says that.
+pub(super) fn usage() -> Option<Usage> {
+    let pid = Pid::from_u32(std::process::id());
+    let mut system = System::new();
+    let what = ProcessRefreshKind::nothing().with_memory().with_cpu();
+    system.refresh_processes_specifics(ProcessesToUpdate::Some(&[pid]), false, what);
+    let process = system.process(pid)?;
+    let processor = Duration::from_millis(process.accumulated_cpu_time());
+    Some(Usage { memory: process.memory(), start: process.start_time(), processor })
+}
+
 /// The process, under the names that every exporter uses for it.
 #[derive(Debug)]
 struct Process;
 
 impl Collector for Process {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let pid = Pid::from_u32(std::process::id());
-        let mut system = System::new();
-        let what = ProcessRefreshKind::nothing().with_memory().with_cpu();
-        system.refresh_processes_specifics(ProcessesToUpdate::Some(&[pid]), false, what);
-        let Some(process) = system.process(pid) else { return Ok(()) };
-        let memory = usize::try_from(process.memory()).unwrap_or(usize::MAX);
+        let Some(usage) = usage() else { return Ok(()) };
         let mut writer = Writer(&mut encoder);
-        writer.gauge("process_resident_memory_bytes", "Resident memory", memory)?;
-        writer.gauge("process_start_time_seconds", "When it began", process.start_time() as usize)?;
-        let seconds = process.accumulated_cpu_time() as f64 / 1e3;
+        writer.gauge("process_resident_memory_bytes", "Resident memory", usage.memory as usize)?;
+        writer.gauge("process_start_time_seconds", "When it began", usage.start as usize)?;
+        let seconds = usage.processor.as_secs_f64();
         let mut encoder =
             encoder.encode_descriptor("process_cpu_seconds", "Processor time", None, MetricType::Counter)?;
         encoder.encode_counter::<NoLabelSet, _, f64>(&seconds, None)

@@ -511,7 +511,7 @@ where
         } else {
             self.bridge.sign_of_life(self.epoch, now);
             if let Some(pinged_at) = self.pinged_at.take_if(|_| message.is_pong()) {
-                metrics.ping_time.observe(now.duration_since(pinged_at));
+                self.bridge.measured_ping(self.epoch, now.duration_since(pinged_at));
             }
             // A pong to a peer that does not read stays in memory.
             self.unsent_pongs += usize::from(message.is_ping());

@@ -41,6 +41,8 @@ pub(super) struct State {
 pub(super) struct Attached {
     pub(super) epoch: u64,
     pub(super) since: Instant,
+    /// How long the app took to answer its last ping.
+    pub(super) ping: Option<Duration>,
     pub(super) close: Option<Close>,
     /// It is closed without a further word, and nothing that it says counts.
     pub(super) is_cut: bool,
