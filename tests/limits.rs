@@ -602,6 +602,29 @@ async fn a_result_without_room_fails_its_call_and_not_the_bridge() {
     bridge.answer_next(&format!(r#""ok":true,"content":"{}""#, "x".repeat(31_000))).await;
     let lost = call.await.unwrap();
     assert!(lost.is_tool_error() && lost.tool_text().contains("limit: 50000 bytes"), "{}", lost.text);
+    // Also one that comes in two pieces leaves nothing behind, and one that is no text.
+    let call = app.client().spawn_call("1", "echo", "{}");
+    let (id, _, _) = bridge.invoked().await;
+    let before = in_memory(&server).await;
+    let session = &bridge.id;
+    let frame = format!(
+        r#"{{"type":"invoke_result","mcpSessionId":"{session}","request_id":"{id}","ok":true,"content":"{}"}}"#,
+        "x".repeat(31_000)
+    );
+    let (first, second) = frame.split_at(20_000);
+    let mut begun = begun_frame(frame.len(), 0);
+    begun.extend_from_slice(first.as_bytes());
+    write_raw(&mut bridge, &begun).await;
+    until(async || in_memory(&server).await >= before + 20_000).await;
+    write_raw(&mut bridge, second.as_bytes()).await;
+    assert!(call.await.unwrap().tool_text().contains("limit: 50000 bytes"));
+    until(async || in_memory(&server).await == before).await;
+    let mut binary = begun_frame(25_000, 24_000);
+    binary[0] = 0x82;
+    write_raw(&mut bridge, &binary).await;
+    until(async || in_memory(&server).await >= before + 24_000).await;
+    write_raw(&mut bridge, &[b' '; 1000]).await;
+    until(async || in_memory(&server).await == before).await;
     for bytes in [16_000, 29_000] {
         let call = app.client().spawn_call("1", "echo", "{}");
         bridge.answer_next(&format!(r#""ok":true,"content":"{}""#, "x".repeat(bytes))).await;

@@ -142,7 +142,7 @@ async fn what_apps_name_is_shown_as_text() {
     // The name of a device may be that of its id, which may hold anything.
     let reversed = json!({ "device_id": "\u{202e}drowssap\u{2066}\u{0}", "tools": [] });
     App::register_with(&server, reversed).await;
-    let long = App::register_with(&server, json!({ "device_id": "W".repeat(100_000) })).await;
+    let long = App::register_with(&server, json!({ "device_id": "W".repeat(1024) })).await;
     let bridge = app.connect().await.echo();
     let mut page = Page::open(&server).await;
     for width in [1440, 360] {

@@ -279,7 +279,12 @@ impl TenantsError {
 
     /// The file cannot be read.
     pub(super) fn unreadable(file: &Path, why: &dyn fmt::Display) -> Self {
-        Self::new(file, &format_args!("cannot be read: {why}."))
+        Self::new(
+            file,
+            &format_args!(
+                "cannot be read: {why}; correct OPENCLAW_PROXY_TENANTS_FILE, or make it readable for the user that the proxy runs as."
+            ),
+        )
     }
 }
 

@@ -490,6 +490,8 @@ where
             metrics.bytes_received.add(text.len() as u64);
             let payload: Bytes = message.clone().into_payload().into();
             let room = self.room.grow_to(text.len()).map(|()| self.room.split());
+            // What it had while it arrived.
+            self.room.release();
             match self.bridge.receive(self.epoch, &payload, text, room, now) {
                 Received::UpdateTools(tools) => {
                     match (self.update_tools)(tools) {
@@ -504,6 +506,7 @@ where
                 Received::Bad(error) => error,
             }
         } else if message.is_binary() {
+            self.room.release();
             match self.bridge.receive_binary(self.epoch, now) {
                 Received::Bad(error) => error,
                 _ => return None,
