@@ -393,7 +393,7 @@ async fn a_pipe_in_the_place_of_a_file_holds_up_nothing_and_its_end_is_no_hang()
     replace_by_pipe(&file.0);
     replace_by_pipe(&audit.0);
     hang_up(&child).await;
-    log.until("it is no regular file. What was read before stays in force").await;
+    log.until("it is no regular file; correct OPENCLAW_PROXY_TENANTS_FILE").await;
     for _ in 0..8 {
         App::register_at_as(&base, json!({ "device_id": "d" }), "a-app").await;
     }
