@@ -106,7 +106,7 @@ async fn the_numbers_say_what_happened() {
 
 #[tokio::test]
 async fn a_ping_that_is_answered_is_measured_and_refusals_are_counted() {
-    let settings = [("PING_SECONDS", "0.05"), ("APP_TOKEN", "app-token"), ("MAX_DENIALS_PER_SECOND_PER_ADDRESS", "1")];
+    let settings = [("PING_SECONDS", "0.5"), ("APP_TOKEN", "app-token"), ("MAX_DENIALS_PER_SECOND_PER_ADDRESS", "1")];
     let server = server(&settings).await;
     let app = App::register_as(&server, json!({ "device_id": "d" }), "app-token").await;
     app.connect().await.echo();
