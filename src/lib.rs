@@ -17,7 +17,7 @@
 //! | [`mcp::stream`], [`mcp::listen`] | event streams: of a call that runs, and of changes of the tools |
 //! | [`protocol`] | app ⇄ proxy on the wire: session ids, bridge frames, close codes |
 //! | [`auth`] | bearer tokens and their only comparison |
-//! | [`process`], [`process::systemd`] | the version, logging, the audit log's file, signals; what systemd hears |
+//! | [`process`], [`process::systemd`] | the version, logging, signals; what systemd hears |
 //! | [`http_client`] | one HTTP request of a program to a server |
 //! | [`proxy`] | the server: connections, shutdown, shared state |
 //! | [`proxy::config`] | every setting, from the environment |
@@ -27,8 +27,9 @@
 //! | [`proxy::gate`] | Host, Origin and doubled headers; the public base URL |
 //! | [`proxy::api`] | what apps call: sessions and the bridge's upgrade |
 //! | [`proxy::mcp`] | what MCP clients call: `/v1/mcp` |
-//! | [`proxy::tenants`] | whose a token is, and how much each may take |
-//! | [`proxy::rates`], [`proxy::audit`] | how many requests a second; who did what, as lines |
+//! | [`process::audit`], [`process::file`] | the audit log's file and its writer; opening files that operators name |
+//! | [`proxy::tenants`], [`proxy::memory`] | whose a token is, and how much each may take; bytes in memory |
+//! | [`proxy::rates`], [`proxy::audit`], [`proxy::refusals`] | how many requests a second; who did what, as lines; who was refused, in a few |
 //! | [`proxy::records`], [`proxy::metrics`] | where everything that happens is told; the counts of it |
 //! | [`proxy::state_file`] | sessions that outlive the process |
 //! | [`proxy::admin`] | what the operator sees: status page, numbers, readiness |

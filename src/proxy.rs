@@ -61,7 +61,7 @@ use metrics::{Label, Limit};
 use rates::Rates;
 use records::Records;
 use registry::Registry;
-use state_file::{Changes, StateFile};
+use state_file::{Changes, StateFile, StateFileError};
 use tenants::{Count, Role, Tenants, TenantsError};
 
 /// How long bridges may take to say goodbye at shutdown, once the calls have ended.
@@ -73,6 +73,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// How long reading the file of tenants may take.
 const READ_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long it may take to bring the sessions of an earlier process back.
+const RESTORE_TIMEOUT: Duration = Duration::from_secs(60);
 /// How often it is logged that connections are refused.
 const COMPLAINT_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -280,15 +282,20 @@ impl Server {
         };
         let address = listener.address()?;
         // Files may be where reading takes for ever.
-        let tenants_file = config.tenants_file.clone().unwrap_or_default();
-        let at = address.clone();
-        let begun = tokio::task::spawn_blocking(move || begin(config, at));
-        let begun = tokio::time::timeout(READ_TIMEOUT, begun).await.unwrap_or_else(|_| {
-            let too_long = format!("it took longer than {} s", READ_TIMEOUT.as_secs());
-            Ok(Err(io::Error::other(TenantsError::unreadable(&tenants_file, &too_long))))
-        });
-        let (state, state_file) = begun.map_err(io::Error::other)??;
-        Ok(Server { listener, address, admin, state_file, state: Arc::new(state) })
+        let (tenants_file, at) = (config.tenants_file.clone().unwrap_or_default(), address.clone());
+        let state = within(READ_TIMEOUT, move || ProxyState::new(config, at)).await;
+        let state = state.unwrap_or_else(|why| Err(TenantsError::unreadable(&tenants_file, &why)));
+        let state = Arc::new(state.map_err(io::Error::other)?);
+        let state_file = match &state.config.state_file {
+            None => None,
+            Some(path) => {
+                let opening = Arc::clone(&state);
+                let file = within(RESTORE_TIMEOUT, move || StateFile::open(&opening)).await;
+                let file = file.unwrap_or_else(|why| Err(StateFileError::unreadable(path, &why)));
+                Some(file.map_err(io::Error::other)?)
+            }
+        };
+        Ok(Server { listener, address, admin, state_file, state })
     }
 
     /// What reads the file of tenants again.
@@ -347,8 +354,10 @@ impl Server {
         state.records.tell_refusals(Instant::now() + refusals::WINDOW);
         process::audit::complain(Instant::now());
         stop_keeping.cancel();
-        if let Some(keeper) = keeper {
-            let _joined = keeper.await;
+        if let Some(keeper) = keeper
+            && tokio::time::timeout(CLOSE_GRACE, keeper).await.is_err()
+        {
+            tracing::error!("the state file could not be written in time; its last changes are lost");
         }
         if let Some(admin) = admin {
             let _joined = admin.await;
@@ -479,16 +488,12 @@ async fn serve_operator(listener: Listener, state: Arc<ProxyState>) {
     }
 }
 
-/// Reads what the settings name.
-fn begin(config: Config, address: Listen) -> io::Result<(ProxyState, Option<StateFile>)> {
-    let state = ProxyState::new(config, address).map_err(io::Error::other)?;
-    let Some(path) = &state.config.state_file else { return Ok((state, None)) };
-    let (file, restored) = StateFile::open(path, &state).map_err(io::Error::other)?;
-    tracing::info!(sessions = restored.sessions, dropped = restored.dropped, "sessions are back");
-    if let Some(aside) = restored.kept_aside {
-        tracing::error!(kept = %aside.display(), "the state file could not be read to its end");
+/// What something comes to that may have to wait for a disk; or why it came to nothing.
+async fn within<T: Send + 'static>(time: Duration, what: impl FnOnce() -> T + Send + 'static) -> Result<T, String> {
+    match tokio::time::timeout(time, tokio::task::spawn_blocking(what)).await {
+        Ok(result) => result.map_err(|error| error.to_string()),
+        Err(_) => Err(format!("it took longer than {} s", time.as_secs())),
     }
-    Ok((state, Some(file)))
 }
 
 /// Accepts connections until `shutdown`.

@@ -60,6 +60,8 @@ async fn whatever_keeps_it_from_starting_is_one_sentence_with_what_mends_it() {
     std::fs::set_permissions(&foreign, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
     let malformed = folder.file("malformed.toml", "[[tenant]]\nname = \"canary name\"\n");
     let nowhere = folder.path("nowhere/audit");
+    let pipe = folder.path("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().await.unwrap().success());
     for (settings, code, says, mends) in [
         (&[("LISTEN", &*taken)][..], 1, "another program does", "set OPENCLAW_PROXY_LISTEN to another port"),
         (&[("LISTEN", "192.0.2.1:9"), ("ALLOW_OPEN", "true")], 1, "no such address", "to 127.0.0.1 behind"),
@@ -73,6 +75,14 @@ async fn whatever_keeps_it_from_starting_is_one_sentence_with_what_mends_it() {
         (&[("TENANTS_FILE", &foreign)], 78, "Permission denied", "make it readable for the user"),
         (&[("TENANTS_FILE", &malformed)], 78, "unusable name", "it must have 1 to 64"),
         (&[("AUDIT_FILE", &nowhere)], 78, "OPENCLAW_PROXY_AUDIT_FILE cannot be written", "make its folder"),
+        (&[("STATE_FILE", &nowhere)], 78, "The state file", "see OPENCLAW_PROXY_STATE_FILE"),
+        (&[("STATE_FILE", &pipe)], 78, "it is no regular file", "see OPENCLAW_PROXY_STATE_FILE"),
+        (
+            &[("ADMIN_LISTEN", "192.0.2.1:9"), ("ADMIN_TOKEN", "0123456789abcdef")],
+            1,
+            "for the operator",
+            "set OPENCLAW_PROXY_ADMIN_LISTEN",
+        ),
         (&[("LOG", "=nonsense=")], 78, "OPENCLAW_PROXY_LOG", "a level such as info"),
     ] {
         let (exit, stdout, stderr) = run(&[], settings).await;

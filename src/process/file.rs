@@ -13,16 +13,23 @@ const MAX_BYTES: u64 = 64 * 1024 * 1024;
 /// # Errors
 /// If it is none, is too large, is no UTF-8, or cannot be read.
 pub fn read(path: &Path) -> io::Result<String> {
-    let mut options = OpenOptions::new();
-    let file = open(path, options.read(true), |metadata| match metadata.is_file() {
-        true => Ok(()),
-        false => Err(io::Error::other("it is no regular file")),
-    })?;
+    let file = open_regular(path, OpenOptions::new().read(true))?;
     let mut text = String::new();
     if file.take(MAX_BYTES + 1).read_to_string(&mut text)? as u64 > MAX_BYTES {
         return Err(io::Error::other(format!("it is larger than {MAX_BYTES} bytes")));
     }
     Ok(text)
+}
+
+/// Opens a regular file as `options` say.
+///
+/// # Errors
+/// If it is anything else, or cannot be opened.
+pub fn open_regular(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
+    open(path, options, |metadata| match metadata.is_file() {
+        true => Ok(()),
+        false => Err(io::Error::other("it is no regular file")),
+    })
 }
 
 /// Opens a regular file to append to it, or makes it, for its owner alone. A character device (`/dev/null`, a

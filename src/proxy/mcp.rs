@@ -553,7 +553,7 @@ impl From<NotStarted> for NotCalled {
 }
 
 impl SessionTools<'_> {
-    fn start(&self, call: CallParams<'_>) -> Result<(Call, (Place, Share)), NotStarted> {
+    fn start(&self, call: CallParams<'_>) -> Result<(Call, (Place, Option<Share>)), NotStarted> {
         if self.state.is_draining() {
             return Err(NotStarted::Failed(CallError::ShuttingDown));
         }
@@ -561,8 +561,14 @@ impl SessionTools<'_> {
         let place = Place::take(tenant, &self.state.calls).map_err(NotStarted::TooMany)?;
         // The frame is kept beside the request, to be sent again.
         let copies = usize::from(self.entry.bridge.features().resume);
-        let copied =
-            Share::take(copies * self.request_bytes, tenant, &self.state.request_bytes).map_err(NotStarted::NoRoom)?;
+        let copied = match copies {
+            0 => None,
+            _ => {
+                let mut share = Share::new(Some(tenant), &self.state.request_bytes);
+                share.grow_to(copies * self.request_bytes).map_err(NotStarted::NoRoom)?;
+                Some(share)
+            }
+        };
         let Params { meta, client_info, input_responses, request_state, .. } = call.params;
         let meta = meta.as_ref();
         let request = CallRequest {
@@ -597,7 +603,7 @@ struct Running {
     record: Option<CallRecord>,
     /// The bytes of what the app answered.
     result_bytes: usize,
-    _place: (Place, Share),
+    _place: (Place, Option<Share>),
 }
 
 impl mcp::Call for Running {

@@ -34,22 +34,16 @@ impl Share {
         Share { bytes: 0, tenant: tenant.cloned(), all: Arc::clone(all) }
     }
 
-    /// Counts so many bytes of a tenant's.
-    ///
-    /// # Errors
-    /// [`NoRoom`].
-    pub fn take(bytes: usize, tenant: &Arc<Tenant>, all: &Arc<Count>) -> Result<Self, NoRoom> {
-        let mut share = Share::new(Some(tenant), all);
-        share.grow_to(bytes)?;
-        Ok(share)
-    }
-
     /// As many bytes as that, unless they are few, or it has more already.
     ///
     /// # Errors
     /// [`NoRoom`]; then it is as large as it was.
     pub fn grow_to(&mut self, bytes: usize) -> Result<(), NoRoom> {
-        let more = if bytes > UNCOUNTED_BYTES { bytes.saturating_sub(self.bytes) } else { 0 };
+        // Most often there is nothing to count, and then nothing that all share is touched.
+        if bytes <= UNCOUNTED_BYTES || bytes <= self.bytes {
+            return Ok(());
+        }
+        let more = bytes - self.bytes;
         let own = self.tenant.as_ref().map(|tenant| tenant.request_bytes());
         if let Some(own) = own {
             own.take_some(more).map_err(|full| NoRoom::Tenant(full.limit))?;
@@ -72,11 +66,13 @@ impl Share {
 
     /// Gives everything back.
     pub fn release(&mut self) {
-        if let Some(tenant) = &self.tenant {
-            tenant.request_bytes().give_back_some(self.bytes);
+        let bytes = std::mem::take(&mut self.bytes);
+        if bytes > 0 {
+            if let Some(tenant) = &self.tenant {
+                tenant.request_bytes().give_back_some(bytes);
+            }
+            self.all.give_back_some(bytes);
         }
-        self.all.give_back_some(self.bytes);
-        self.bytes = 0;
     }
 }
 

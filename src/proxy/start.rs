@@ -9,7 +9,7 @@ use std::path::Path;
 use super::OperatorError;
 use super::config::Examined;
 use super::listener::Listen;
-use super::state_file::StateFileError;
+use super::state_file::{self, StateFileError};
 use super::tenants::{Tenants, TenantsError};
 use crate::process;
 
@@ -75,6 +75,9 @@ pub fn check(examined: Examined, out: &mut impl Write) -> io::Result<bool> {
     let Examined { config, mut problems, changed } = examined;
     problems.extend(process::log_filter(&config.log).err());
     problems.extend(Tenants::new(&config).err().map(|error| error.to_string()));
+    if let Some(path) = &config.state_file {
+        problems.extend(state_file::look(path).err().map(|error| error.to_string()));
+    }
     if let Some(path) = &config.audit_file {
         problems.extend(can_append(path).err().map(|error| cannot_audit(path, &error)));
     }
@@ -86,6 +89,13 @@ pub fn check(examined: Examined, out: &mut impl Write) -> io::Result<bool> {
             Err(error) if error.kind() == ErrorKind::AddrInUse => warnings.push(cannot_listen(&config.listen, &error)),
             Err(error) => problems.push(cannot_listen(&config.listen, &error)),
         }
+    }
+    if let Some(address) = config.admin_listen
+        && let Err(error) = TcpListener::bind(address)
+    {
+        let is_taken = error.kind() == ErrorKind::AddrInUse;
+        let sentence = OperatorError { address, error }.to_string();
+        if is_taken { &mut warnings } else { &mut problems }.push(sentence);
     }
     if changed.is_empty() {
         writeln!(out, "Every setting has its default.")?;

@@ -10,8 +10,9 @@
 //! process can have been, so that no app takes a new call for one that it has answered.
 
 use std::collections::{HashMap, HashSet};
+use std::fmt;
 use std::fs::{File, OpenOptions, TryLockError};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,6 +23,7 @@ use serde_json::value::RawValue;
 use tokio_util::sync::CancellationToken;
 
 use crate::auth::TokenHash;
+use crate::process::file::open_regular;
 use crate::protocol::SessionId;
 use crate::proxy::ProxyState;
 use crate::proxy::registry::{Entry, Owner, Registry};
@@ -94,29 +96,40 @@ struct Put<'a> {
     registration: &'a RawValue,
 }
 
-/// What was found in the file.
-#[derive(Debug, Default)]
-pub struct Restored {
-    /// Sessions that live on.
-    pub sessions: usize,
-    /// Those that do not: their tenant is gone, or they do not fit the settings any more.
-    pub dropped: usize,
-    /// Where a file went that is no journal from some line on.
-    pub kept_aside: Option<PathBuf>,
+impl StateFileError {
+    /// The file cannot be read.
+    pub(super) fn unreadable(path: &Path, why: &dyn fmt::Display) -> Self {
+        let problem = format!("cannot be read: {why}; see OPENCLAW_PROXY_STATE_FILE.");
+        StateFileError { path: path.to_owned(), problem }
+    }
+}
+
+/// Whether the file could be used, as far as can be seen without touching it.
+///
+/// # Errors
+/// [`StateFileError`].
+pub fn look(path: &Path) -> Result<(), StateFileError> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let seen = match open_regular(path, OpenOptions::new().read(true).write(true)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => std::fs::read_dir(folder).map(drop),
+        seen => seen.map(drop),
+    };
+    seen.map_err(|error| StateFileError::unreadable(path, &error))
 }
 
 impl StateFile {
-    /// Opens the file, brings its sessions back, and writes it anew.
+    /// Opens the file that the settings name, brings its sessions back, and writes it anew.
     ///
     /// # Errors
     /// [`StateFileError`] if it cannot be read or written, or another process has it.
-    pub fn open(path: &Path, state: &ProxyState) -> Result<(Self, Restored), StateFileError> {
+    pub fn open(state: &ProxyState) -> Result<Self, StateFileError> {
+        let path = state.config.state_file.as_deref().unwrap_or(Path::new(""));
         let fail = |problem: String| StateFileError { path: path.to_owned(), problem };
         let cannot = |what: &str| {
             let what = what.to_owned();
             move |error: io::Error| fail(format!("cannot be {what}: {error}; see OPENCLAW_PROXY_STATE_FILE."))
         };
-        let lock = private().create(true).truncate(false).write(true).open(with_suffix(path, "lock"));
+        let lock = open_regular(&with_suffix(path, "lock"), private().create(true).truncate(false).write(true));
         let lock = lock.map_err(cannot("locked"))?;
         match lock.try_lock() {
             Ok(()) => {}
@@ -125,28 +138,35 @@ impl StateFile {
             }
             Err(TryLockError::Error(error)) => return Err(cannot("locked")(error)),
         }
-        let text = match std::fs::read(path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
-            text => text.map_err(cannot("read"))?,
-        };
-        let last_lived = std::fs::metadata(path).and_then(|file| file.modified()).ok();
+        let mut text = Vec::new();
+        let mut last_lived = None;
+        match open_regular(path, OpenOptions::new().read(true)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            file => {
+                let mut file = file.map_err(cannot("read"))?;
+                file.read_to_end(&mut text).map_err(cannot("read"))?;
+                last_lived = file.metadata().and_then(|file| file.modified()).ok();
+            }
+        }
         let is_over = last_lived
             .and_then(|at| SystemTime::now().duration_since(at).ok())
             .is_some_and(|since| since > state.config.session_ttl.0);
-        let mut restored = Restored::default();
         let (sessions, is_whole) = read(&text);
         if !is_whole {
             let aside = with_suffix(path, "bad");
             std::fs::copy(path, &aside).map_err(cannot("copied"))?;
-            restored.kept_aside = Some(aside);
+            tracing::error!(kept = %aside.display(), "the state file could not be read to its end");
         }
+        // Those whose tenant is gone, or that do not fit the settings any more, do not live on.
+        let (mut alive, mut dropped) = (0, 0);
         for put in sessions.into_values() {
             let is_back = !is_over && restore(&put, state).is_some();
-            restored.sessions += usize::from(is_back);
-            restored.dropped += usize::from(!is_back);
+            alive += usize::from(is_back);
+            dropped += usize::from(!is_back);
         }
+        tracing::info!(sessions = alive, dropped, "sessions are back");
         let (file, bytes, lines) = write_anew(path, &state.registry).map_err(cannot("written"))?;
-        Ok((StateFile { path: path.to_owned(), _lock: lock, file, bytes, lines, is_torn: false }, restored))
+        Ok(StateFile { path: path.to_owned(), _lock: lock, file, bytes, lines, is_torn: false })
     }
 
     /// Writes what has changed.
@@ -295,7 +315,7 @@ fn write_anew(path: &Path, registry: &Registry) -> io::Result<(File, u64, HashMa
         ControlFlow::Continue(())
     });
     let beside = with_suffix(path, "new");
-    let mut file = private().create(true).truncate(true).write(true).open(&beside)?;
+    let mut file = open_regular(&beside, private().create(true).truncate(true).write(true))?;
     let mut lines = HashMap::with_capacity(entries.len());
     let mut bytes = 0;
     for entry in entries {
