@@ -27,7 +27,12 @@ async fn use_the_desktop(client: Client) {
     let (code, said, error) = node(&folder, &["approvals", "allow", "uname"]).await;
     assert_eq!(code, 0, "{said}{error}");
     let args = ["--proxy-url", &*server.base, "--lend", "system.run,tts.*", "--tts-output-dir", &*spoken];
-    let env = [("OPENCLAW_PROXY_APP_TOKEN", "app-token"), ("DISPLAY", &*display.name), ("WAYLAND_DISPLAY", "")];
+    let env = [
+        ("OPENCLAW_PROXY_APP_TOKEN", "app-token"),
+        ("DISPLAY", &*display.name),
+        ("WAYLAND_DISPLAY", ""),
+        ("RUST_LOG", "debug"),
+    ];
     let mut serving = Serving::start_in(folder, &args, &env).await;
     let session = serving.node.line().await;
     serving.node.logged("bridge connected").await;
@@ -63,7 +68,7 @@ async fn use_the_desktop(client: Client) {
     let files: Vec<_> = std::fs::read_dir(&spoken).unwrap().map(|file| file.unwrap().path()).collect();
     assert_eq!(files.len(), 1);
     assert!(std::fs::read(&files[0]).unwrap().starts_with(b"RIFF"));
-    assert!(text(&steps[5]).contains("presented"), "{}", steps[5]);
+    assert!(text(&steps[5]).contains("presented"), "{}\n{}", steps[5], serving.node.log());
     assert!(text(&steps[6]).contains("Canvas"), "{}", steps[6]);
     let canvas = picture(&steps[7]);
     let (width, height) = canvas.dimensions();

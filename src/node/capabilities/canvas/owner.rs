@@ -129,7 +129,10 @@ impl Owner {
 
     async fn carry_out(&mut self, order: &Order) -> Response {
         let mut outcome = self.attempt(order).await;
-        if matches!(outcome, Err(Trouble::Gone)) {
+        if let Err(trouble @ (Trouble::Gone | Trouble::Late)) = &outcome
+            && order.can_be_repeated(trouble)
+        {
+            tracing::debug!(?trouble, "the canvas gets another browser");
             self.close().await;
             // What is to be shown is shown by the next browser.
             outcome = self.attempt(order).await;
@@ -253,6 +256,11 @@ impl Owner {
 }
 
 impl Order {
+    /// Whether it may be given to another browser: what the first one has done is gone with it.
+    fn can_be_repeated(&self, trouble: &Trouble) -> bool {
+        matches!((self, trouble), (_, Trouble::Gone) | (Order::Present(..), Trouble::Late))
+    }
+
     /// What is answered when it fails.
     fn failure(&self, trouble: Trouble) -> Response {
         let what = match (self, trouble) {

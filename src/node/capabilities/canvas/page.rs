@@ -19,6 +19,10 @@ const CALL: Duration = Duration::from_secs(10);
 const NAVIGATION: Duration = Duration::from_secs(15);
 /// How long a page may take to load all that belongs to it, before it is shown as it is.
 const LOADING: Duration = Duration::from_secs(5);
+/// How long a window may take to be there, or to be as it was told to be, before it can be told more.
+const WINDOW: Duration = Duration::from_secs(5);
+/// How often what has no event of its own is looked at.
+const POLL: Duration = Duration::from_millis(20);
 /// How long a page that was interrupted may take to answer.
 const REVIVAL: Duration = Duration::from_millis(500);
 /// The most reports of a page that wait to be read.
@@ -98,7 +102,7 @@ impl Page {
             if let Some(target) = targets.iter().find(|target| target["type"] == "page") {
                 break text(&target["targetId"]);
             }
-            tokio::time::sleep(Duration::from_millis(20)).await;
+            tokio::time::sleep(POLL).await;
         };
         let attach = json!({ "targetId": self.target, "flatten": true });
         self.session = text(&self.call(To::Browser, "Target.attachToTarget", attach).await?["sessionId"]);
@@ -146,13 +150,19 @@ impl Page {
             while !self.is_gone {
                 let message = self.browser.connection.next().await.map_err(|_| self.lost())?;
                 if message.id == Some(id) {
-                    return message.result.ok_or(Trouble::Refused);
+                    return message.result.ok_or_else(|| {
+                        tracing::debug!(method, "the browser refused");
+                        Trouble::Refused
+                    });
                 }
                 self.heed(message).await;
             }
             Err(Trouble::Gone)
         };
-        tokio::time::timeout(wait, answered).await.unwrap_or(Err(Trouble::Late))
+        tokio::time::timeout(wait, answered).await.unwrap_or_else(|_| {
+            tracing::debug!(method, "the browser is late");
+            Err(Trouble::Late)
+        })
     }
 
     fn lost(&mut self) -> Trouble {
@@ -230,7 +240,18 @@ impl Page {
         if self.is_headless { Ok(()) } else { self.set_bounds(json!({ "windowState": "minimized" })).await }
     }
 
+    /// A window that is not there yet, or that is being made smaller or larger, takes no bounds.
     async fn set_bounds(&mut self, bounds: Value) -> Result<(), Trouble> {
+        let since = Instant::now();
+        loop {
+            match self.try_bounds(&bounds).await {
+                Err(Trouble::Refused) if since.elapsed() < WINDOW => tokio::time::sleep(POLL).await,
+                outcome => return outcome,
+            }
+        }
+    }
+
+    async fn try_bounds(&mut self, bounds: &Value) -> Result<(), Trouble> {
         let target = json!({ "targetId": self.target });
         let window = self.call(To::Browser, "Browser.getWindowForTarget", target).await?["windowId"].clone();
         let bounds = json!({ "windowId": window, "bounds": bounds });
