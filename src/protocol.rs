@@ -128,7 +128,10 @@ pub enum Close {
     /// The peer keeps breaking the protocol.
     Policy,
     /// The proxy restarts.
-    Restart,
+    Restart {
+        /// How long the app should wait before it comes back, so that not all come at once.
+        retry: Duration,
+    },
     /// The app token is missing or wrong.
     Unauthorized,
     /// There is no such session.
@@ -156,7 +159,7 @@ impl Close {
             Close::Deleted => 1000,
             Close::Policy | Close::Silent | Close::Stalled | Close::TooSlow => 1008,
             Close::TooLarge => 1009,
-            Close::Restart => 1012,
+            Close::Restart { .. } => 1012,
             Close::NoRoom => 1013,
             Close::Unauthorized => 4401,
             Close::UnknownSession => 4404,
@@ -165,11 +168,15 @@ impl Close {
     }
 
     /// The reason: a sentence of at most 123 bytes, as RFC 6455 section 5.5 allows.
-    pub fn reason(self) -> &'static str {
-        match self {
+    ///
+    /// That of a restart ends with `retry_ms=` and a number, which [`retry_of`] reads.
+    pub fn reason(self) -> Cow<'static, str> {
+        Cow::Borrowed(match self {
             Close::Deleted => "The session was deleted.",
             Close::Policy => "Too many frames that are not valid bridge messages.",
-            Close::Restart => "The proxy restarts; connect again.",
+            Close::Restart { retry } => {
+                return format!("The proxy restarts; connect again. retry_ms={}", retry.as_millis()).into();
+            }
             Close::Unauthorized => "The app token is missing or not valid.",
             Close::UnknownSession => "There is no such session; register again.",
             Close::AlreadyConnected => "Another bridge of this session is connected.",
@@ -179,8 +186,14 @@ impl Close {
             Close::TooLarge => "A message was larger than allowed.",
             Close::TooSlow => "A message took too long to arrive.",
             Close::NoRoom => "There is no room in memory for a message now; connect again.",
-        }
+        })
     }
+}
+
+/// How long an app should wait before it comes back, if the reason of a close frame says so.
+pub fn retry_of(reason: &str) -> Option<Duration> {
+    let (_, number) = reason.rsplit_once("retry_ms=")?;
+    number.parse().ok().map(Duration::from_millis)
 }
 
 /// `ping`, the proxy's question whether the app is alive.
@@ -797,7 +810,7 @@ mod tests {
         for close in [
             Close::Deleted,
             Close::Policy,
-            Close::Restart,
+            Close::Restart { retry: Duration::from_millis(u64::MAX) },
             Close::Unauthorized,
             Close::UnknownSession,
             Close::AlreadyConnected,
@@ -806,6 +819,15 @@ mod tests {
             Close::Stalled,
         ] {
             assert!(close.reason().len() <= 123);
+        }
+    }
+
+    #[test]
+    fn a_reason_tells_when_to_come_back() {
+        let retry = Duration::from_millis(1250);
+        assert_eq!(retry_of(&Close::Restart { retry }.reason()), Some(retry));
+        for other in ["", "retry_ms=", "retry_ms=-1", "retry_ms=1 or so", "retry"] {
+            assert_eq!(retry_of(other), None, "{other}");
         }
     }
 }

@@ -343,7 +343,7 @@ impl Server {
         if tokio::time::timeout(state.config.drain.0, connections.wait()).await.is_err() {
             tracing::warn!(calls_in_flight = state.registry.calls_in_flight(), "calls did not end in time");
         }
-        state.registry.shut_down();
+        state.registry.shut_down(state.config.reconnects_per_second);
         state.closing.cancel();
         let ended = async { tokio::join!(connections.wait(), state.tasks.wait()) };
         if tokio::time::timeout(CLOSE_GRACE, ended).await.is_err() {

@@ -390,6 +390,9 @@ async fn when_the_proxy_restarts_the_tools_are_registered_again() {
     let folder = Folder::new();
     let (mut node, first, _) = lend_ours(&server.base, &folder).await;
     server.stopped().await;
+    // It waits as long as the proxy asks it to.
+    node.logged("retry_ms=500; trying again").await;
+    assert!(node.log().contains("pause_ms=500"), "{}", node.log());
     let _server = TestServer::start_on(port, &[]).await;
     let (second, client) = node.session().await;
     assert_ne!(first["mcpSessionId"], second["mcpSessionId"]);

@@ -19,7 +19,7 @@ async fn calls_in_flight_finish_and_bridges_are_closed_with_1012() {
     bridge.answer(&request_id, r#""ok":true,"content":"finished""#).await;
     let reply = soon(call).await.unwrap();
     assert_eq!(reply.tool_text(), "finished");
-    assert_eq!(bridge.closed().await, (1012, "The proxy restarts; connect again.".into()));
+    assert_eq!(bridge.closed().await, (1012, "The proxy restarts; connect again. retry_ms=500".into()));
     drop(bridge);
     let (_, took) = timed(server.stopped()).await;
     assert!(took < Duration::from_secs(3), "{took:?}");
@@ -60,6 +60,24 @@ async fn while_stopping_open_connections_are_told_to_go_elsewhere() {
     bridge.answer(&request_id, r#""ok":true"#).await;
     soon(call).await.unwrap();
     server.stopped().await;
+}
+
+#[tokio::test]
+async fn apps_are_told_to_come_back_one_after_another() {
+    let server = TestServer::start(&[("RECONNECTS_PER_SECOND", "2")]).await;
+    let mut bridges = Vec::new();
+    for _ in 0..8 {
+        bridges.push(App::register(&server).await.connect().await);
+    }
+    server.begin_stop();
+    let mut returns = Vec::new();
+    for bridge in &mut bridges {
+        let (code, reason) = bridge.closed().await;
+        assert_eq!(code, 1012);
+        returns.push(reason.rsplit_once(" retry_ms=").unwrap().1.parse::<u64>().unwrap());
+    }
+    returns.sort_unstable();
+    assert_eq!(returns, [250, 750, 1250, 1750, 2250, 2750, 3250, 3750]);
 }
 
 #[tokio::test]

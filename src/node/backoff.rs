@@ -21,6 +21,11 @@ impl Backoff {
         longest.mul_f64(random())
     }
 
+    /// The pause that the other side asks for, as far as it is no longer than our own would ever be. It is no failure.
+    pub fn asked(asked: Duration) -> Duration {
+        asked.min(LONGEST)
+    }
+
     /// Something worked for as long as `lasted`.
     pub fn worked(&mut self, lasted: Duration) {
         if lasted >= HEALTHY {

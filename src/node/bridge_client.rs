@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::backoff::Backoff;
-use crate::protocol::Close;
+use crate::protocol::{self, Close};
 use calls::{Calls, Started};
 use frames::{Answer, FromProxy, Invoke, PONG, Progress};
 use proxy::{Failure, Proxy, Socket};
@@ -165,7 +165,7 @@ impl<L: Lender> BridgeClient<L> {
                 Some(Ok(session)) => session,
                 Some(Err(Failure::Final(error))) => break Err(error),
                 Some(Err(Failure::Passing(why))) => {
-                    if !self.wait(&mut backoff, why, stop).await {
+                    if !self.wait(backoff.pause(), why, stop).await {
                         break Ok(());
                     }
                     continue;
@@ -203,10 +203,10 @@ impl<L: Lender> BridgeClient<L> {
         stop: &CancellationToken,
     ) -> Result<bool, BridgeError> {
         loop {
-            let (why, lasted) = match stop.run_until_cancelled(self.proxy.connect(session)).await {
+            let (why, lasted, asked) = match stop.run_until_cancelled(self.proxy.connect(session)).await {
                 None => return Ok(false),
                 Some(Err(Failure::Final(error))) => return Err(error),
-                Some(Err(Failure::Passing(why))) => (why, Duration::ZERO),
+                Some(Err(Failure::Passing(why))) => (why, Duration::ZERO, None),
                 Some(Ok(socket)) => {
                     let since = Instant::now();
                     tracing::info!(session.id = short(&session.id), "bridge connected");
@@ -214,6 +214,7 @@ impl<L: Lender> BridgeClient<L> {
                     self.state.send_replace(State::Connected);
                     let end = self.serve(socket, calls, stop).await;
                     calls.disconnected();
+                    let mut asked = None;
                     let why = match end {
                         End::Stopped => return Ok(false),
                         End::Reconnect => {
@@ -241,14 +242,16 @@ impl<L: Lender> BridgeClient<L> {
                             if code == u16::from(CloseCode::Size) {
                                 calls.give_up_largest();
                             }
+                            asked = protocol::retry_of(&reason);
                             format!("the proxy closed the bridge ({code}): {reason}")
                         }
                     };
-                    (why, since.elapsed())
+                    (why, since.elapsed(), asked)
                 }
             };
             backoff.worked(lasted);
-            if !self.wait(backoff, why, stop).await {
+            let pause = asked.map_or_else(|| backoff.pause(), Backoff::asked);
+            if !self.wait(pause, why, stop).await {
                 return Ok(false);
             }
         }
@@ -376,8 +379,7 @@ impl<L: Lender> BridgeClient<L> {
     }
 
     /// Waits before the next attempt; false if it was told to stop.
-    async fn wait(&self, backoff: &mut Backoff, why: String, stop: &CancellationToken) -> bool {
-        let pause = backoff.pause();
+    async fn wait(&self, pause: Duration, why: String, stop: &CancellationToken) -> bool {
         tracing::warn!(pause_ms = pause.as_millis() as u64, "{why}; trying again");
         self.state.send_replace(State::Waiting(why));
         let may_go_on = tokio::select! {

@@ -114,6 +114,8 @@ pub struct Config {
     /// How long calls in flight may take to finish at shutdown.
     #[serde(rename = "drain_seconds")]
     pub drain: Seconds,
+    /// How many apps a second are told to come back after a restart.
+    pub reconnects_per_second: u32,
 
     /// The most tools of a session.
     pub max_tools: usize,
@@ -221,6 +223,7 @@ impl Default for Config {
             body_idle: Seconds::new(15),
             body_timeout: Seconds::new(60),
             drain: Seconds::new(25),
+            reconnects_per_second: 500,
             max_tools: 512,
             max_tool_bytes: 64 * KIB,
             max_tools_bytes: 2 * MIB,

@@ -230,7 +230,7 @@ impl From<Close> for BridgeEnd {
         match close {
             Close::Deleted => BridgeEnd::Deleted,
             Close::Policy => BridgeEnd::Policy,
-            Close::Restart => BridgeEnd::Restart,
+            Close::Restart { .. } => BridgeEnd::Restart,
             Close::Unauthorized => BridgeEnd::Unauthorized,
             Close::UnknownSession => BridgeEnd::UnknownSession,
             Close::AlreadyConnected => BridgeEnd::AlreadyConnected,

@@ -111,6 +111,31 @@ impl Full {
     }
 }
 
+/// When apps come back to a proxy that restarts: spread evenly over a second at the least, so that the new process is
+/// there before most of them, and half a minute at the most, so that nobody is away for long.
+#[derive(Debug, Clone, Copy)]
+struct Returns {
+    apps: u32,
+    time: Duration,
+}
+
+impl Returns {
+    const SHORTEST: Duration = Duration::from_secs(1);
+    const LONGEST: Duration = Duration::from_secs(30);
+
+    fn new(apps: usize, per_second: u32) -> Self {
+        let apps = u32::try_from(apps).unwrap_or(u32::MAX).max(1);
+        let time = Duration::from_secs(1) * apps / per_second.max(1);
+        Returns { apps, time: time.clamp(Self::SHORTEST, Self::LONGEST) }
+    }
+
+    /// The middle of the share that app number `number` has of the time.
+    fn of(self, number: usize) -> Duration {
+        let number = u32::try_from(number).unwrap_or(u32::MAX) % self.apps;
+        self.time.mul_f64((f64::from(number) + 0.5) / f64::from(self.apps))
+    }
+}
+
 impl Registry {
     /// No sessions yet; each may have `max_listeners`.
     pub fn new(
@@ -308,10 +333,12 @@ impl Registry {
         }
     }
 
-    /// Ends every session because the process stops: calls are answered, bridges closed with 1012.
-    pub fn shut_down(&self) {
-        for entry in &self.entries {
-            entry.bridge.end(CallError::ShuttingDown, Close::Restart);
+    /// Ends every session because the process stops: calls are answered, bridges closed with 1012 and told to come back
+    /// one after another, `reconnects_per_second` of them.
+    pub fn shut_down(&self, reconnects_per_second: u32) {
+        let returns = Returns::new(self.len(), reconnects_per_second);
+        for (number, entry) in self.entries.iter().enumerate() {
+            entry.bridge.end(CallError::ShuttingDown, Close::Restart { retry: returns.of(number) });
             // With a state file, it lives on.
             if self.changes.is_none() {
                 self.records.session_ended(&entry.who(), SessionEnd::Shutdown);
@@ -340,5 +367,24 @@ impl Registry {
         entry.owner.tenant.sessions().give_back();
         entry.listeners.end();
         Some(entry)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn returns_take_from_a_second_to_half_a_minute() {
+        let ends = |apps: usize, per_second| {
+            let returns = Returns::new(apps, per_second);
+            (returns.of(0).as_millis(), returns.of(apps.saturating_sub(1)).as_millis())
+        };
+        assert_eq!(ends(0, 500), (500, 500));
+        assert_eq!(ends(1, 500), (500, 500));
+        assert_eq!(ends(10, 500), (50, 950));
+        assert_eq!(ends(10_000, 500), (1, 19_999));
+        assert_eq!(ends(1_000_000, 500), (0, 29_999));
+        assert_eq!(ends(10, 0), (500, 9_500));
     }
 }

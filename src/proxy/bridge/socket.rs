@@ -73,7 +73,7 @@ pub fn server_socket<S: AsyncRead + AsyncWrite + Unpin>(stream: S, max_message_b
 pub async fn refuse<S: AsyncRead + AsyncWrite + Unpin>(mut socket: WebSocketStream<S>, close: Close) {
     let code = CloseCode::try_from(close.code()).unwrap_or(CloseCode::NORMAL_CLOSURE);
     // A socket that takes no frame is gone, which the goodbye finds out.
-    let _gone = Pin::new(&mut socket).start_send(Message::close(Some(code), close.reason()));
+    let _gone = Pin::new(&mut socket).start_send(Message::close(Some(code), &close.reason()));
     say_goodbye(socket).await;
 }
 
