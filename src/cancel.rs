@@ -29,6 +29,19 @@ pub fn id_key(id: &str) -> String {
     }
 }
 
+/// The value of an id that is a number and whole, as far as it is no larger than most are.
+fn whole_number(id: &str) -> Option<u64> {
+    if !id.starts_with(|first: char| first.is_ascii_digit()) {
+        return None;
+    }
+    // Most often it is written as such.
+    id.parse().ok().or_else(|| {
+        let canonical = json::canonical_number(id)?;
+        let (digits, exponent) = canonical.split_once('e').unwrap_or((&canonical, "0"));
+        digits.parse::<u64>().ok()?.checked_mul(10_u64.checked_pow(exponent.parse().ok()?)?)
+    })
+}
+
 /// Whether two ids, as texts, are the same id.
 pub fn same_id(a: &str, b: &str) -> bool {
     a == b || id_key(a) == id_key(b)
@@ -69,7 +82,7 @@ impl Tombstones {
             return false;
         }
         let is_live = |since: &Instant| now.duration_since(*since) < TOMBSTONE_LIFE;
-        let hash = self.hasher.hash_one(id_key(id));
+        let hash = self.hash(id);
         if self.answered.iter().any(|(answered, since)| *answered == hash && is_live(since)) {
             return false;
         }
@@ -113,7 +126,15 @@ impl Tombstones {
             }
             self.answered.pop_front();
         }
-        self.answered.push_back((self.hasher.hash_one(id_key(id)), now));
+        self.answered.push_back((self.hash(id), now));
+    }
+
+    /// One hash for all texts of the same id.
+    fn hash(&self, id: &str) -> u64 {
+        match whole_number(id) {
+            Some(number) => self.hasher.hash_one(number),
+            None => self.hasher.hash_one(id_key(id)),
+        }
     }
 }
 
@@ -125,6 +146,26 @@ mod tests {
     fn ids_are_compared_by_value_and_type() {
         assert!(same_id("1", "1.0") && same_id("100", "1e2") && same_id(r#""\u0041""#, r#""A""#));
         assert!(!same_id("1", "\"1\"") && !same_id("\"\"", "0") && !same_id("9007199254740993", "9007199254740992"));
+    }
+
+    #[test]
+    fn all_texts_of_an_answered_id_are_known() {
+        let max = u64::MAX.to_string();
+        for (answered, cancelled) in [
+            ("100", "1e2"),
+            ("1e2", "100.0"),
+            ("7", "7.00"),
+            ("0", "0e9"),
+            ("1e30", "10e29"),
+            (&max, &max),
+            ("-1", "-1.0"),
+        ] {
+            let mut stones = Tombstones::default();
+            stones.answered(answered, Instant::now());
+            assert!(!stones.bury(cancelled, Instant::now()), "{answered} {cancelled}");
+            assert!(stones.bury(&format!("\"{cancelled}\""), Instant::now()), "{answered} {cancelled}");
+            assert!(stones.bury("12", Instant::now()));
+        }
     }
 
     #[test]

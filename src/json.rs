@@ -137,8 +137,14 @@ impl<'a> Reader<'a> {
             return syntax(self.at, "expected a member name");
         }
         let start = self.at;
-        self.at = skip_string(bytes, start)?;
-        let key = decode_string(&self.text[start..self.at]);
+        let plain = plain_run(bytes, start + 1);
+        let key = if bytes.get(plain) == Some(&b'"') {
+            self.at = plain + 1;
+            Cow::Borrowed(&self.text[start + 1..plain])
+        } else {
+            self.at = skip_string(bytes, start)?;
+            decode_string(&self.text[start..self.at])
+        };
         if self.peek() != Some(b':') {
             return syntax(self.at, "expected ':'");
         }
@@ -424,9 +430,18 @@ fn skip_space(bytes: &[u8], mut at: usize) -> usize {
 }
 
 /// The end of the run of bytes from `at` that stand for themselves in a JSON string.
-fn plain_run(bytes: &[u8], mut at: usize) -> usize {
+fn plain_run(bytes: &[u8], start: usize) -> usize {
     const BLOCK: usize = 32;
     let special = |b: u8| b < 0x20 || b == b'"' || b == b'\\';
+    let mut at = start;
+    // Most strings are short.
+    for _ in 0..2 {
+        match first_special(bytes, at) {
+            Some(WORD) => at += WORD,
+            Some(offset) => return at + offset,
+            None => break,
+        }
+    }
     // A fold without an early exit is what the compiler turns into vector instructions.
     while let Some(block) = bytes.get(at..at + BLOCK) {
         if block.iter().fold(false, |found, &b| found | special(b)) {
@@ -434,10 +449,33 @@ fn plain_run(bytes: &[u8], mut at: usize) -> usize {
         }
         at += BLOCK;
     }
+    loop {
+        match first_special(bytes, at) {
+            Some(WORD) => at += WORD,
+            Some(offset) => return at + offset,
+            None => break,
+        }
+    }
     while bytes.get(at).is_some_and(|&b| !special(b)) {
         at += 1;
     }
     at
+}
+
+/// How many bytes [`first_special`] looks at.
+const WORD: usize = 8;
+
+/// Where in the eight bytes from `at` the first is that does not stand for itself in a JSON string; 8 if none is, and
+/// `None` if there are fewer. Looks at all of them at once.
+fn first_special(bytes: &[u8], at: usize) -> Option<usize> {
+    const ONES: u64 = u64::from_ne_bytes([1; WORD]);
+    const HIGHS: u64 = ONES << 7;
+    let word = u64::from_le_bytes(*bytes.get(at..)?.first_chunk()?);
+    // The high bit of a byte that is zero. A borrow may set that of a byte after it, and only the first one counts.
+    let zeros = |word: u64| word.wrapping_sub(ONES) & !word & HIGHS;
+    let controls = word.wrapping_sub(ONES * 0x20) & !word & HIGHS;
+    let found = controls | zeros(word ^ (ONES * u64::from(b'"'))) | zeros(word ^ (ONES * u64::from(b'\\')));
+    Some(found.trailing_zeros() as usize / 8)
 }
 
 /// The end of the string that starts with the quote at `start`.
@@ -611,6 +649,20 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
     use serde_json::Value;
+
+    #[test]
+    fn a_run_of_plain_bytes_ends_at_the_first_that_is_none() {
+        let is_special = |b: &u8| *b < 0x20 || *b == b'"' || *b == b'\\';
+        for byte in 0..=255_u8 {
+            for (length, at) in (1..100).flat_map(|length| (0..length).map(move |at| (length, at))) {
+                let mut bytes = vec![b'a'; length];
+                // What stands before and after it must not matter.
+                (bytes[at / 2], bytes[length - 1], bytes[at]) = (0xff, b'"', byte);
+                let first = bytes.iter().position(is_special).unwrap_or(length);
+                assert_eq!(plain_run(&bytes, 0), first, "{byte} at {at} of {length}");
+            }
+        }
+    }
 
     #[test]
     fn reader_slices_members_and_keeps_their_text() {

@@ -320,7 +320,7 @@ fn shown(text: &str) -> String {
 fn era(request: &Request<'_>) -> Result<Era, (StatusCode, Vec<u8>)> {
     let bad =
         |code, message: &str| Err((StatusCode::BAD_REQUEST, jsonrpc::error(Some(request.id), code, message, None)));
-    let header = match headers::single(request.headers, headers::PROTOCOL_VERSION) {
+    let header = match headers::single(request.headers, &headers::PROTOCOL_VERSION) {
         Ok(header) => header,
         Err(message) => return bad(HEADER_MISMATCH, &message),
     };
@@ -347,13 +347,13 @@ fn era(request: &Request<'_>) -> Result<Era, (StatusCode, Vec<u8>)> {
     if !capabilities.is_some_and(json::is_object) {
         return bad(INVALID_PARAMS, "params._meta must hold 'io.modelcontextprotocol/clientCapabilities', an object.");
     }
-    if let Err(message) = headers::expect(request.headers, headers::PROTOCOL_VERSION, &version, false) {
+    if let Err(message) = headers::expect(request.headers, &headers::PROTOCOL_VERSION, &version, false) {
         return bad(HEADER_MISMATCH, &message);
     }
     if version != MODERN_VERSION {
         return Err(unsupported_version(request, &version));
     }
-    if let Err(message) = headers::expect(request.headers, headers::METHOD, request.method, false) {
+    if let Err(message) = headers::expect(request.headers, &headers::METHOD, request.method, false) {
         return bad(HEADER_MISMATCH, &message);
     }
     Ok(Era::Modern(MODERN_VERSION))
@@ -469,7 +469,7 @@ async fn call<T: Tools>(
         return request.error(StatusCode::OK, INVALID_PARAMS, &message);
     }
     if let Era::Modern(_) = era
-        && let Err(message) = headers::expect(request.headers, headers::NAME, &name, true)
+        && let Err(message) = headers::expect(request.headers, &headers::NAME, &name, true)
     {
         return request.error(StatusCode::BAD_REQUEST, HEADER_MISMATCH, &message);
     }

@@ -34,8 +34,17 @@ impl SessionId {
 
     /// Reads an id exactly as we write it. Any other text names no session.
     pub fn parse(text: &str) -> Option<Self> {
-        let is_ours = text.len() == 32 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
-        is_ours.then(|| u128::from_str_radix(text, 16).ok().map(SessionId)).flatten()
+        let ([high, low], []) = text.as_bytes().as_chunks() else { return None };
+        Some(SessionId(u128::from(hex_number(high)?) << 64 | u128::from(hex_number(low)?)))
+    }
+
+    /// As it is written: 32 lower-case hexadecimal digits.
+    fn digits(self) -> [u8; 32] {
+        let mut digits = [0; 32];
+        for (pair, byte) in digits.as_chunks_mut::<2>().0.iter_mut().zip(self.0.to_be_bytes()) {
+            *pair = [HEX_DIGITS[usize::from(byte >> 4)], HEX_DIGITS[usize::from(byte & 15)]];
+        }
+        digits
     }
 
     /// The first eight digits: enough to follow a session through a log, too little to use it.
@@ -48,6 +57,22 @@ impl SessionId {
         }
         Short(self.0)
     }
+}
+
+const HEX_DIGITS: &[u8; 16] = b"0123456789abcdef";
+
+/// What sixteen lower-case hexadecimal digits stand for.
+fn hex_number(digits: &[u8; 16]) -> Option<u64> {
+    let mut number = 0;
+    for digit in digits {
+        let value = match digit {
+            b'0'..=b'9' => digit - b'0',
+            b'a'..=b'f' => digit - b'a' + 10,
+            _ => return None,
+        };
+        number = number << 4 | u64::from(value);
+    }
+    Some(number)
 }
 
 impl fmt::Display for SessionId {
@@ -242,12 +267,22 @@ impl Invoke<'_> {
             Spelling::Camel => ("requestId", "toolName"),
         };
         let mut out = Vec::with_capacity(self.arguments.len() + self.tool.len() + 224);
-        let id = self.session;
-        let head = format!(
-            r#"{{"type":"invoke_tool","mcpSessionId":"{id}","{request_id}":"{id}:{}","{tool_name}":"#,
-            self.number
-        );
-        out.extend_from_slice(head.as_bytes());
+        let id = self.session.digits();
+        let mut number = itoa::Buffer::new();
+        let head: [&[u8]; 11] = [
+            b"{\"type\":\"invoke_tool\",\"mcpSessionId\":\"",
+            &id,
+            b"\",\"",
+            request_id.as_bytes(),
+            b"\":\"",
+            &id,
+            b":",
+            number.format(self.number).as_bytes(),
+            b"\",\"",
+            tool_name.as_bytes(),
+            b"\":",
+        ];
+        head.into_iter().for_each(|piece| out.extend_from_slice(piece));
         json::push_string(&mut out, self.tool);
         push_member(&mut out, "arguments", self.arguments);
         if self.progress {
@@ -444,17 +479,19 @@ impl<'a> CallRef<'a> {
 
     /// The call's number within `session`; `None` if the frame means another session's call, or none.
     pub fn number_in(&self, session: SessionId) -> Option<u64> {
-        if self.session.as_deref().is_some_and(|given| SessionId::parse(given) != Some(session)) {
+        let id = session.digits();
+        if self.session.as_deref().is_some_and(|given| given.as_bytes() != id) {
             return None;
         }
-        let (prefix, number) = self.request_id.split_once(':')?;
-        (SessionId::parse(prefix) == Some(session)).then(|| call_number(number)).flatten()
+        let (prefix, number) = self.request_id.split_at_checked(id.len())?;
+        (prefix.as_bytes() == id).then(|| call_number(number.strip_prefix(':')?)).flatten()
     }
 }
 
 /// Reads the number of a call exactly as we write it.
 pub fn call_number(text: &str) -> Option<u64> {
-    text.parse().ok().filter(|number: &u64| number.to_string() == text)
+    let is_ours = text == "0" || text.starts_with(|first: char| matches!(first, '1'..='9'));
+    text.parse().ok().filter(|_| is_ours)
 }
 
 /// What an `invoke_result` says.

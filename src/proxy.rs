@@ -27,12 +27,14 @@ pub mod start;
 pub mod state_file;
 pub mod tenants;
 
+use std::future::poll_fn;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
 use std::time::{Duration, Instant, SystemTime};
 
 use axum::Router;
@@ -48,6 +50,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::auth::LastToken;
 use crate::mcp::AnswerSettings;
 use crate::process;
 use admin::Admin;
@@ -452,6 +455,8 @@ struct Door {
     limit: Limit,
     addresses: Arc<Addresses>,
     most_of_an_address: Option<usize>,
+    /// Whether the MCP endpoint is behind it.
+    is_public: bool,
 }
 
 impl Door {
@@ -463,13 +468,21 @@ impl Door {
             limit: Limit::Connections,
             addresses: Arc::default(),
             most_of_an_address: Some(state.config.max_connections_per_address),
+            is_public: true,
         }
     }
 
     fn operator(admin: &Arc<Admin>, most: usize) -> Self {
         let router = TowerToHyperService::new(admin::router(Arc::clone(admin)));
         let places = Arc::new(Semaphore::new(most));
-        Door { router, places, limit: Limit::AdminConnections, addresses: Arc::default(), most_of_an_address: None }
+        Door {
+            router,
+            places,
+            limit: Limit::AdminConnections,
+            addresses: Arc::default(),
+            most_of_an_address: None,
+            is_public: false,
+        }
     }
 }
 
@@ -496,7 +509,36 @@ async fn within<T: Send + 'static>(time: Duration, what: impl FnOnce() -> T + Se
     }
 }
 
-/// Accepts connections until `shutdown`.
+/// Tells the connections of a listener to end. Looking whether it has been told costs them no lock that all share.
+#[derive(Debug, Default)]
+struct Leaving {
+    is_told: AtomicBool,
+    token: CancellationToken,
+}
+
+impl Leaving {
+    fn tell(&self) {
+        self.is_told.store(true, Ordering::Release);
+        self.token.cancel();
+    }
+
+    /// Drives `connection` until it has ended, or is to end; nothing then.
+    async fn or<F: Future>(&self, mut connection: Pin<&mut F>) -> Option<F::Output> {
+        let mut told = pin!(self.token.cancelled());
+        let mut is_waiting = false;
+        poll_fn(|cx| {
+            if let Poll::Ready(output) = connection.as_mut().poll(cx) {
+                return Poll::Ready(Some(output));
+            }
+            // The task of a connection stays the same, so that waiting once is enough to be woken.
+            let is_due = !std::mem::replace(&mut is_waiting, true) || self.is_told.load(Ordering::Acquire);
+            if is_due { told.as_mut().poll(cx).map(|()| None) } else { Poll::Pending }
+        })
+        .await
+    }
+}
+
+/// Accepts connections until `shutdown`, which is when they are told to end.
 async fn accept(
     listener: &Listener,
     door: &Door,
@@ -505,6 +547,7 @@ async fn accept(
     shutdown: &CancellationToken,
 ) {
     let mut complaints = Complaints::default();
+    let leaving = Arc::new(Leaving::default());
     while let Some(accepted) = shutdown.run_until_cancelled(listener.accept()).await {
         let (stream, ip) = match accepted {
             Ok(accepted) => accepted,
@@ -535,8 +578,10 @@ async fn accept(
             _ => None,
         };
         let peer = Peer { ip, _place: Arc::new((permit, of_address)) };
-        connections.spawn(serve(stream, peer, door.router.clone(), Arc::clone(state), shutdown.clone()));
+        let (router, is_public) = (door.router.clone(), door.is_public);
+        connections.spawn(serve(stream, peer, router, is_public, Arc::clone(state), Arc::clone(&leaving)));
     }
+    leaving.tell();
 }
 
 /// Serves one connection.
@@ -544,8 +589,9 @@ async fn serve(
     stream: Stream,
     peer: Peer,
     router: TowerToHyperService<Router>,
+    is_public: bool,
     state: Arc<ProxyState>,
-    shutdown: CancellationToken,
+    leaving: Arc<Leaving>,
 ) {
     let busy = Busy::default();
     let clocks = Clocks {
@@ -554,12 +600,17 @@ async fn serve(
         write_stall: state.config.write_stall.0,
     };
     let stream = ClientStream::new(stream, busy.clone(), clocks);
-    let service = service_fn(move |mut request: http::Request<Incoming>| {
+    let (serving, last_token) = (&state, LastToken::default());
+    let service = service_fn(|mut request: http::Request<Incoming>| {
         busy.begin();
-        request.extensions_mut().insert(peer.clone());
-        let (answer, busy) = (router.call(request), busy.clone());
+        let (busy, router, peer, last_token) = (&busy, &router, &peer, &last_token);
         async move {
-            let response = answer.await;
+            let response = if is_public && routes::mcp_session(request.uri().path()).is_some() {
+                Ok(mcp::endpoint(serving, peer.ip, last_token, request).await)
+            } else {
+                request.extensions_mut().insert(peer.clone());
+                router.call(request).await
+            };
             busy.end();
             response
         }
@@ -572,9 +623,9 @@ async fn serve(
         .serve_connection(TokioIo::new(stream), service)
         .with_upgrades();
     let mut connection = pin!(connection);
-    let result = tokio::select! {
-        result = connection.as_mut() => result,
-        () = shutdown.cancelled() => {
+    let result = match leaving.or(connection.as_mut()).await {
+        Some(result) => result,
+        None => {
             connection.as_mut().graceful_shutdown();
             connection.await
         }

@@ -4,21 +4,23 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::fmt::Display;
 use std::ops::Range;
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use http::HeaderMap;
+use http::header::{AsHeaderName, HeaderName};
 use serde_json::Value;
 
 use crate::json::{self, JsonError, Reader};
 
 /// Names the protocol version of a request.
-pub const PROTOCOL_VERSION: &str = "mcp-protocol-version";
+pub const PROTOCOL_VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
 /// Repeats `method`.
-pub const METHOD: &str = "mcp-method";
+pub const METHOD: HeaderName = HeaderName::from_static("mcp-method");
 /// Repeats `params.name`.
-pub const NAME: &str = "mcp-name";
+pub const NAME: HeaderName = HeaderName::from_static("mcp-name");
 
 /// The arguments that clients also send as headers, named by `x-mcp-header` in the tool's schema: a tree of the
 /// properties that lead to them. It lies flat, and has what several paths have in common once, for it is kept as long as
@@ -153,7 +155,7 @@ impl From<JsonError> for Fault {
 ///
 /// # Errors
 /// A sentence, if it is given twice or is not visible ASCII.
-pub fn single<'a>(headers: &'a HeaderMap, name: &str) -> Result<Option<&'a str>, String> {
+pub fn single(headers: &HeaderMap, name: impl AsHeaderName + Display + Copy) -> Result<Option<&str>, String> {
     let mut values = headers.get_all(name).iter();
     let Some(value) = values.next() else { return Ok(None) };
     if values.next().is_some() {
@@ -168,7 +170,12 @@ pub fn single<'a>(headers: &'a HeaderMap, name: &str) -> Result<Option<&'a str>,
 ///
 /// # Errors
 /// A sentence for the client's developer. It holds neither value.
-pub fn expect(headers: &HeaderMap, name: &str, expected: &str, encoded: bool) -> Result<(), String> {
+pub fn expect(
+    headers: &HeaderMap,
+    name: impl AsHeaderName + Display + Copy,
+    expected: &str,
+    encoded: bool,
+) -> Result<(), String> {
     let value = single(headers, name)?.ok_or_else(|| format!("The header {name} is missing."))?;
     let value = if encoded { decode(name, value)? } else { Cow::Borrowed(value) };
     if value == expected { Ok(()) } else { Err(format!("The header {name} does not say what the body says.")) }
@@ -212,7 +219,7 @@ pub fn expect_params(headers: &HeaderMap, params: &ParamHeaders, arguments: &str
 }
 
 /// Undoes `=?base64?…?=`, in which clients send what is not plain ASCII.
-fn decode<'a>(name: &str, value: &'a str) -> Result<Cow<'a, str>, String> {
+fn decode(name: impl Display, value: &str) -> Result<Cow<'_, str>, String> {
     let Some(encoded) = value.strip_prefix("=?base64?").and_then(|value| value.strip_suffix("?=")) else {
         return Ok(Cow::Borrowed(value));
     };
@@ -223,7 +230,7 @@ fn decode<'a>(name: &str, value: &'a str) -> Result<Cow<'a, str>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use http::{HeaderName, HeaderValue};
+    use http::HeaderValue;
     use serde_json::json;
 
     fn headers(pairs: &[(&str, &str)]) -> HeaderMap {
@@ -236,7 +243,7 @@ mod tests {
 
     #[test]
     fn a_header_must_be_there_once_and_agree() {
-        let check = |pairs: &[(&str, &str)]| expect(&headers(pairs), NAME, "a b", true);
+        let check = |pairs: &[(&str, &str)]| expect(&headers(pairs), &NAME, "a b", true);
         assert_eq!(check(&[("Mcp-Name", " a b ")]), Ok(()));
         assert_eq!(check(&[("mcp-name", "=?base64?YSBi?=")]), Ok(()));
         for wrong in [

@@ -205,7 +205,7 @@ const MISSING_STRUCTURED: &str =
 
 /// Replies are slices of texts, cut between characters, and the server's identity is a text.
 pub(super) fn as_text(bytes: &Bytes) -> &str {
-    std::str::from_utf8(bytes).unwrap_or("null")
+    simdutf8::basic::from_utf8(bytes).unwrap_or("null")
 }
 
 /// Appends `json` as the text of a text block.

@@ -22,7 +22,6 @@ use http::{HeaderMap, HeaderValue, Method, StatusCode, Version};
 use hyper_util::rt::TokioIo;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
-use tracing::Instrument;
 
 use crate::auth::{self, Denied, TokenHash, new_token};
 use crate::json::{self, JsonError};
@@ -237,53 +236,46 @@ pub async fn bridge(State(state): State<Arc<ProxyState>>, mut request: Request) 
     if offered_protocols(request.headers()).any(|protocol| protocol == BRIDGE_SUBPROTOCOL) {
         headers.insert(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(BRIDGE_SUBPROTOCOL));
     }
-    let span = match &verdict {
-        Ok((who, ..)) => tracing::info_span!("bridge", session.id = %who.session.short()),
-        Err(_) => tracing::info_span!("bridge"),
-    };
     let tasks = state.tasks.clone();
-    tasks.spawn(
-        async move {
-            // Hold the connection's place among the allowed ones, and among those that are refused.
-            let (_connection, _place) = (connection, place);
-            let upgraded = match tokio::time::timeout(state.config.header_timeout.0, upgrade).await {
-                Ok(Ok(upgraded)) => upgraded,
-                Ok(Err(error)) => return tracing::debug!(%error, "upgrade failed"),
-                Err(_) => return tracing::debug!("upgrade timed out"),
-            };
-            // Past hyper's own buffers, to the bare connection.
-            let Ok(parts) = upgraded.downcast::<TokioIo<ClientStream<Stream>>>() else {
-                return tracing::error!("a connection is of another kind than those that are accepted");
-            };
-            let stream = parts.io.into_inner().upgraded(parts.read_buf);
-            let settings = state.socket_settings();
-            let websocket = socket::server_socket(stream, settings.max_message_bytes);
-            match verdict {
-                Err(close) => {
-                    state.records.bridge_closed(close.into());
-                    socket::refuse(websocket, close).await;
-                }
-                Ok((who, bridge, newcomer)) => {
-                    let opens = |token: Option<&TokenHash>| state.tenants.opens(Role::App, token, &who.tenant);
-                    let update = |tools: &str| {
-                        update_tools(&state, &who, tools).map(|(count, _)| count).map_err(ApiError::into_detail)
-                    };
-                    let tell = |life| match life {
-                        Life::Refused(close) => state.records.bridge_closed(close.into()),
-                        Life::Attached { epoch } => {
-                            state.records.bridge_attached(&who, epoch, ip);
-                            // Its token may have gone since it was looked at.
-                            bridge.cut_unless(opens);
-                        }
-                        Life::Detached { epoch, end, since } => state.records.bridge_detached(&who, epoch, end, since),
-                    };
-                    let room = Share::new(Some(&who.tenant), &state.request_bytes);
-                    socket::run(websocket, newcomer, settings, room, update, tell).await;
-                }
+    tasks.spawn(async move {
+        // Hold the connection's place among the allowed ones, and among those that are refused.
+        let (_connection, _place) = (connection, place);
+        let upgraded = match tokio::time::timeout(state.config.header_timeout.0, upgrade).await {
+            Ok(Ok(upgraded)) => upgraded,
+            Ok(Err(error)) => return tracing::debug!(%error, "upgrade failed"),
+            Err(_) => return tracing::debug!("upgrade timed out"),
+        };
+        // Past hyper's own buffers, to the bare connection.
+        let Ok(parts) = upgraded.downcast::<TokioIo<ClientStream<Stream>>>() else {
+            return tracing::error!("a connection is of another kind than those that are accepted");
+        };
+        let stream = parts.io.into_inner().upgraded(parts.read_buf);
+        let settings = state.socket_settings();
+        let websocket = socket::server_socket(stream, settings.max_message_bytes);
+        match verdict {
+            Err(close) => {
+                state.records.bridge_closed(close.into());
+                socket::refuse(websocket, close).await;
+            }
+            Ok((who, bridge, newcomer)) => {
+                let opens = |token: Option<&TokenHash>| state.tenants.opens(Role::App, token, &who.tenant);
+                let update = |tools: &str| {
+                    update_tools(&state, &who, tools).map(|(count, _)| count).map_err(ApiError::into_detail)
+                };
+                let tell = |life| match life {
+                    Life::Refused(close) => state.records.bridge_closed(close.into()),
+                    Life::Attached { epoch } => {
+                        state.records.bridge_attached(&who, epoch, ip);
+                        // Its token may have gone since it was looked at.
+                        bridge.cut_unless(opens);
+                    }
+                    Life::Detached { epoch, end, since } => state.records.bridge_detached(&who, epoch, end, since),
+                };
+                let room = Share::new(Some(&who.tenant), &state.request_bytes);
+                socket::run(websocket, newcomer, settings, room, update, tell).await;
             }
         }
-        .instrument(span),
-    );
+    });
     Ok(response)
 }
 

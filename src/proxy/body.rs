@@ -2,19 +2,20 @@
 //! together. And a response's body that is sent from where its parts are kept.
 
 use std::convert::Infallible;
+use std::future::{Future, poll_fn};
 use std::ops::Deref;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use axum::body::Body;
 use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
 use http::StatusCode;
 use http::header::CONTENT_LENGTH;
-use http_body::{Frame, SizeHint};
+use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt;
+use tokio::time::error::Elapsed;
 
 use crate::proxy::ProxyState;
 use crate::proxy::config::Config;
@@ -56,16 +57,15 @@ impl From<NoRoom> for Refusal {
 ///
 /// # Errors
 /// [`Refusal`] with 413 (too large), 408 (too slow), 400 (broken off), 429 or 503 (no room).
-pub async fn read(
+pub async fn read<B: Body<Data = Bytes> + Unpin>(
     headers: &HeaderMap,
-    mut body: Body,
+    mut body: B,
     state: &ProxyState,
     tenant: Option<&Arc<Tenant>>,
 ) -> Result<Held, Refusal> {
     let config = &state.config;
     let limit = config.max_body_bytes;
-    let declared = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
-    let end = Instant::now() + config.body_timeout.0;
+    let mut clock = Clock::new(config);
     let mut share = Share::new(tenant, &state.request_bytes);
     let mut first = Bytes::new();
     let mut rest = BytesMut::new();
@@ -78,8 +78,7 @@ pub async fn read(
         Refusal { status: StatusCode::PAYLOAD_TOO_LARGE, message }
     };
     loop {
-        let pause_end = (Instant::now() + config.body_idle.0).min(end);
-        let frame = match tokio::time::timeout_at(pause_end.into(), body.frame()).await {
+        let frame = match clock.next_frame(&mut body).await {
             Ok(Some(Ok(frame))) => frame,
             Ok(None) | Err(_) if size > limit => return Err(too_large(size)),
             Ok(None) => match refusal {
@@ -111,6 +110,7 @@ pub async fn read(
             first = data;
         } else {
             if rest.is_empty() {
+                let declared = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
                 rest.reserve(declared.unwrap_or(0).min(limit).max(size));
                 rest.extend_from_slice(&first);
             }
@@ -121,16 +121,42 @@ pub async fn read(
 
 /// Reads the body of a request that is refused, and throws it away. A sender that is cut off while it writes loses
 /// the answer, and a reverse proxy in between makes a 502 of it.
-pub async fn discard(mut body: Body, config: &Config) {
-    let end = Instant::now() + config.body_timeout.0;
+pub async fn discard<B: Body<Data = Bytes> + Unpin>(mut body: B, config: &Config) {
+    let mut clock = Clock::new(config);
     let most = config.max_body_bytes.saturating_mul(DISCARDED_LIMITS);
     let mut size = 0;
     while size <= most {
-        let pause_end = (Instant::now() + config.body_idle.0).min(end);
-        match tokio::time::timeout_at(pause_end.into(), body.frame()).await {
+        match clock.next_frame(&mut body).await {
             Ok(Some(Ok(frame))) => size += frame.data_ref().map_or(0, Bytes::len),
             _ => return,
         }
+    }
+}
+
+/// How long a body may pause, and take in all. It starts with the first wait: most bodies are there at once, and need
+/// none.
+struct Clock {
+    idle: Duration,
+    timeout: Duration,
+    end: Option<Instant>,
+}
+
+impl Clock {
+    fn new(config: &Config) -> Self {
+        Clock { idle: config.body_idle.0, timeout: config.body_timeout.0, end: None }
+    }
+
+    async fn next_frame<B: Body + Unpin>(
+        &mut self,
+        body: &mut B,
+    ) -> Result<Option<Result<Frame<B::Data>, B::Error>>, Elapsed> {
+        let mut frame = body.frame();
+        if let Poll::Ready(frame) = poll_fn(|cx| Poll::Ready(Pin::new(&mut frame).poll(cx))).await {
+            return Ok(frame);
+        }
+        let now = Instant::now();
+        let end = *self.end.get_or_insert(now + self.timeout);
+        tokio::time::timeout_at((now + self.idle).min(end).into(), frame).await
     }
 }
 
@@ -146,7 +172,7 @@ impl<P: Into<Vec<Bytes>>> From<P> for Pieces {
     }
 }
 
-impl http_body::Body for Pieces {
+impl Body for Pieces {
     type Data = Bytes;
     type Error = Infallible;
 

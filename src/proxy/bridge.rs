@@ -15,7 +15,7 @@
 pub mod socket;
 mod state;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use std::time::{Duration, Instant, SystemTime};
@@ -23,7 +23,7 @@ use std::time::{Duration, Instant, SystemTime};
 use bytes::Bytes;
 use tokio::sync::{mpsc, oneshot};
 
-use state::{Attached, Ended, Outgoing, Parked, Pending, ProgressPipe, State};
+use state::{Attached, Calls, Ended, Outgoing, Parked, Pending, ProgressPipe, State};
 
 use crate::auth::TokenHash;
 use crate::cancel::{Tombstones, same_id};
@@ -262,7 +262,7 @@ impl Bridge {
                 parked: None,
                 is_final: false,
                 number: 0,
-                calls: BTreeMap::new(),
+                calls: Calls::default(),
                 outbox: VecDeque::new(),
                 outbox_bytes: 0,
                 last_sign: now,
@@ -283,6 +283,11 @@ impl Bridge {
             state.number = u64::try_from(since.as_micros()).unwrap_or_default();
         }
         self
+    }
+
+    /// The session.
+    pub fn session_id(&self) -> SessionId {
+        self.session
     }
 
     /// What the app opted in to.
@@ -374,7 +379,7 @@ impl Bridge {
             (Some(number), None) => {
                 drop(matches);
                 if let Some(call) = state.abandon(self, number, CancelReason::Cancelled, true, now) {
-                    call.finish(Err(CallError::Cancelled));
+                    call.finish(CallError::Cancelled);
                 }
             }
             (None, None) => {
@@ -419,7 +424,7 @@ impl Bridge {
         for number in overdue {
             if let Some(call) = state.abandon(self, number, CancelReason::Timeout, true, now) {
                 let timeout = call.timeout;
-                call.finish(Err(CallError::Timeout(timeout)));
+                call.finish(CallError::Timeout(timeout));
             }
         }
     }
@@ -449,7 +454,7 @@ impl Bridge {
                 let frame = protocol::cancel_frame(self.session, number, reason, self.spelling);
                 state.push(Outgoing::Other(frame));
             }
-            call.finish(Err(error.clone()));
+            call.finish(error.clone());
         }
         if let Some(attached) = &mut state.attached {
             attached.close = Some(close);
@@ -578,7 +583,7 @@ impl Bridge {
                 Outgoing::Other(frame) => return Next::Send(frame),
                 Outgoing::Invoke(number, mut frame) => {
                     // A call whose time is over, or whose caller has gone, does not start.
-                    let Some(call) = state.calls.get_mut(&number).filter(|call| call.deadline > now) else { continue };
+                    let Some(call) = state.calls.get_mut(number).filter(|call| call.deadline > now) else { continue };
                     call.sent = Some(epoch);
                     call.sent_at = now;
                     if self.features.resume {
@@ -651,7 +656,7 @@ impl Bridge {
             }
             Ok(FromApp::Progress { call, progress }) => {
                 let number = call.number_in(self.session);
-                let call = number.and_then(|number| state.calls.get_mut(&number));
+                let call = number.and_then(|number| state.calls.get_mut(number));
                 if let Some(call) = call.filter(|call| call.sent.is_some()) {
                     call.report(progress);
                 }
@@ -995,7 +1000,7 @@ mod tests {
             let is_queued = |number: &u64| {
                 state.outbox.iter().filter(|out| matches!(out, Outgoing::Invoke(n, _) if n == number)).count()
             };
-            for (number, call) in &state.calls {
+            for (number, call) in state.calls.iter() {
                 // A queued call whose time is over may have been dropped from the queue; its caller ends it.
                 let queued = is_queued(number);
                 assert!(queued == usize::from(call.sent.is_none()) || (queued == 0 && call.deadline <= now));

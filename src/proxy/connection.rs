@@ -16,6 +16,41 @@ use bytes::{Buf, Bytes};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Sleep;
 
+/// A timer for one task. Once it waits, polling it again costs next to nothing: that task's waker stays the same.
+#[derive(Debug)]
+pub struct Alarm {
+    sleep: Pin<Box<Sleep>>,
+    is_waiting: bool,
+}
+
+impl Alarm {
+    /// It goes off at `deadline`.
+    pub fn new(deadline: Instant) -> Self {
+        Alarm { sleep: Box::pin(tokio::time::sleep_until(deadline.into())), is_waiting: false }
+    }
+
+    /// When it goes off.
+    pub fn deadline(&self) -> Instant {
+        self.sleep.deadline().into_std()
+    }
+
+    /// Sets it to another time.
+    pub fn set(&mut self, deadline: Instant) {
+        self.sleep.as_mut().reset(deadline.into());
+        self.is_waiting = false;
+    }
+
+    /// Whether it has gone off; if not, it wakes the task when it does.
+    pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.is_waiting && !self.sleep.is_elapsed() {
+            return Poll::Pending;
+        }
+        let polled = self.sleep.as_mut().poll(cx);
+        self.is_waiting = polled.is_pending();
+        polled
+    }
+}
+
 /// Says that a request is being answered; shared by the stream and the service of one connection.
 #[derive(Debug, Clone, Default)]
 pub struct Busy(Arc<AtomicBool>);
@@ -57,7 +92,7 @@ pub struct ClientStream<S> {
     head_since: Option<Instant>,
     last_activity: Instant,
     /// Re-armed only when it fires, so that it costs nothing per request.
-    timer: Option<Pin<Box<Sleep>>>,
+    timer: Option<Alarm>,
     /// Runs while the client takes nothing.
     stall: Option<Pin<Box<Sleep>>>,
     /// When the client last sent anything.
@@ -126,16 +161,16 @@ impl<S> ClientStream<S> {
     fn poll_clock(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
         loop {
             let Some(deadline) = self.deadline() else { return Poll::Pending };
-            let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(deadline.into())));
+            let timer = self.timer.get_or_insert_with(|| Alarm::new(deadline));
             // A timer that fires too early is set again below; one that would fire too late must be set now.
-            if timer.deadline().into_std() > deadline {
-                timer.as_mut().reset(deadline.into());
+            if timer.deadline() > deadline {
+                timer.set(deadline);
             }
-            ready!(timer.as_mut().poll(cx));
+            ready!(timer.poll(cx));
             if Instant::now() >= deadline {
                 return Poll::Ready(io::Error::new(io::ErrorKind::TimedOut, "the client was too slow"));
             }
-            timer.as_mut().reset(deadline.into());
+            timer.set(deadline);
         }
     }
 }

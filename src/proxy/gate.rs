@@ -22,6 +22,7 @@ fn refuse<T>(status: StatusCode, message: impl Into<String>) -> Result<T, Refusa
     Err(Refusal { status, message: message.into() })
 }
 
+const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const SESSION_SECRET: HeaderName = HeaderName::from_static(SESSION_SECRET_HEADER);
 
 /// The rules, worked out from the settings once.
@@ -130,14 +131,18 @@ fn one<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a str>,
     }
 }
 
+/// A media type without its parameters.
+pub fn media_type(value: &[u8]) -> &[u8] {
+    value.split(|&b| b == b';').next().unwrap_or_default().trim_ascii()
+}
+
 /// Checks that the body is JSON as we read it: `application/json`, not compressed.
 ///
 /// # Errors
 /// [`Refusal`] with 415.
 pub fn check_json_body(headers: &HeaderMap) -> Result<(), Refusal> {
-    let content_type = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    let media_type = content_type.split(';').next().unwrap_or_default().trim();
-    if !media_type.eq_ignore_ascii_case("application/json") {
+    let content_type = headers.get(CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
+    if !media_type(content_type).eq_ignore_ascii_case(b"application/json") {
         return refuse(StatusCode::UNSUPPORTED_MEDIA_TYPE, "The Content-Type must be application/json.");
     }
     let encoding = headers.get(CONTENT_ENCODING).map_or(&b"identity"[..], |value| value.as_bytes());
@@ -173,7 +178,7 @@ pub fn public_base(config: &Config, headers: &HeaderMap, peer: IpAddr) -> String
 pub fn client_ip(config: &Config, headers: &HeaderMap, peer: IpAddr) -> IpAddr {
     let is_trusted = |ip: IpAddr| config.trusted_proxies.iter().any(|network| network.contains(ip));
     // Bytes, for what strangers write in a line need not be text, and must not hide what stands to the right of it.
-    let lines = headers.get_all("x-forwarded-for").iter().rev().map(HeaderValue::as_bytes);
+    let lines = headers.get_all(FORWARDED_FOR).iter().rev().map(HeaderValue::as_bytes);
     let mut hops = lines.flat_map(|line| line.rsplit(|&b| b == b','));
     let address = |hop: &[u8]| std::str::from_utf8(hop).ok()?.trim().parse::<IpAddr>().ok();
     let mut client = peer;

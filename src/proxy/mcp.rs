@@ -11,15 +11,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use axum::body::Body;
-use axum::extract::State;
 use axum::response::Response;
 use bytes::Bytes;
 use futures_util::future::join_all;
-use http::header::{ACCEPT, ALLOW, CACHE_CONTROL, CONTENT_TYPE};
+use http::header::{ACCEPT, ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderName};
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use http_body::Body as _;
+use hyper::body::Incoming;
 
-use crate::auth::{self, Denied, TokenHash};
+use crate::auth::{self, Denied, LastToken};
 use crate::json;
 use crate::jsonrpc::{self, INVALID_REQUEST, Message, PARSE_ERROR, Params};
 use crate::mcp::listen::{ListenStream, Listeners, TooMany};
@@ -34,15 +34,37 @@ use crate::proxy::metrics::{CallEnd, Limit, Refused, Side};
 use crate::proxy::records::CallRecord;
 use crate::proxy::registry::Entry;
 use crate::proxy::tenants::{Client, Place, Role, Tenant, TooManyCalls};
-use crate::proxy::{ProxyState, Request, body, cors};
+use crate::proxy::{ProxyState, body, cors, routes};
 
 /// Our own error codes are HTTP statuses: JSON-RPC reserves the negative ones, and clients misread some of them.
 const NOT_FOUND: i64 = 404;
 
+const SESSION: HeaderName = HeaderName::from_static(SESSION_HEADER);
+const ALIAS: HeaderName = HeaderName::from_static(SESSION_HEADER_ALIAS);
+
+/// What a request says before its body.
+#[derive(Clone, Copy)]
+struct Head<'a> {
+    /// Where it really comes from.
+    ip: IpAddr,
+    /// The session in its path; empty if there is none.
+    in_path: &'a str,
+    headers: &'a HeaderMap,
+    /// The token that came over its connection before.
+    last_token: &'a LastToken,
+}
+
 /// Every method on the MCP endpoint.
-pub async fn endpoint(State(state): State<Arc<ProxyState>>, request: Request) -> Response {
+pub async fn endpoint(
+    state: &Arc<ProxyState>,
+    peer: IpAddr,
+    last_token: &LastToken,
+    request: http::Request<Incoming>,
+) -> Response {
     let (parts, request_body) = request.into_parts();
-    let ip = state.client_ip(&parts.extensions, &parts.headers);
+    let ip = gate::client_ip(&state.config, &parts.headers, peer);
+    let in_path = routes::mcp_session(parts.uri.path()).unwrap_or_default();
+    let head = Head { ip, in_path, headers: &parts.headers, last_token };
     let origin = match state.gate.check(&parts.headers) {
         Ok(origin) => origin,
         Err(refusal) => {
@@ -56,10 +78,8 @@ pub async fn endpoint(State(state): State<Arc<ProxyState>>, request: Request) ->
         return refused(refusal);
     }
     let mut response = match parts.method {
-        Method::POST => post(&state, ip, parts.uri.path(), &parts.headers, request_body).await,
-        Method::GET if state.config.legacy_sse => {
-            get(&state, ip, parts.uri.path(), &parts.headers).unwrap_or_else(refused)
-        }
+        Method::POST => post(state, head, request_body).await,
+        Method::GET if state.config.legacy_sse => get(state, head).unwrap_or_else(refused),
         Method::OPTIONS if origin.is_some() => cors::preflight(&parts.headers, methods(&state.config)),
         _ => {
             body::discard(request_body, &state.config).await;
@@ -91,9 +111,10 @@ fn method_not_allowed(allowed: &'static str) -> Response {
     response
 }
 
-async fn post(state: &Arc<ProxyState>, ip: IpAddr, path: &str, headers: &HeaderMap, request_body: Body) -> Response {
+async fn post(state: &Arc<ProxyState>, head: Head<'_>, request_body: Incoming) -> Response {
+    let Head { ip, headers, .. } = head;
     let version = state.tenants.version();
-    let (mut target, tenant) = match Target::admit(state, ip, path, headers) {
+    let (mut target, tenant) = match Target::admit(state, head) {
         Ok(target) => target,
         Err(NotAdmitted::Denied(denied)) => return unauthorized(state, headers, request_body, denied).await,
         // Not even the body is read.
@@ -114,7 +135,7 @@ async fn post(state: &Arc<ProxyState>, ip: IpAddr, path: &str, headers: &HeaderM
     };
     // Whose the token is may have changed while the body came.
     if state.tenants.version() != version {
-        target = match Target::of(state, path, headers) {
+        target = match Target::of(state, head) {
             (target, Ok(_)) => target,
             (_, Err(denied)) => {
                 state.records.refused(Side::Client, ip, StatusCode::UNAUTHORIZED, Refused::Token);
@@ -122,7 +143,7 @@ async fn post(state: &Arc<ProxyState>, ip: IpAddr, path: &str, headers: &HeaderM
             }
         };
     }
-    let Ok(text) = std::str::from_utf8(&body) else {
+    let Ok(text) = simdutf8::basic::from_utf8(&body) else {
         return respond(
             StatusCode::BAD_REQUEST,
             jsonrpc::error(None, PARSE_ERROR, "The body is not valid UTF-8.", None),
@@ -142,7 +163,7 @@ async fn post(state: &Arc<ProxyState>, ip: IpAddr, path: &str, headers: &HeaderM
 
 /// Answers 401. Python's client shows the sentence to its user only if the error carries the request's id, so the
 /// body is read for it, as far as it is small.
-async fn unauthorized(state: &ProxyState, headers: &HeaderMap, request_body: Body, denied: Denied) -> Response {
+async fn unauthorized(state: &ProxyState, headers: &HeaderMap, request_body: Incoming, denied: Denied) -> Response {
     const MAX_BYTES: usize = 16 * 1024;
     let body = match request_body.size_hint().upper() {
         Some(size) if size <= MAX_BYTES as u64 => body::read(headers, request_body, state, None).await.ok(),
@@ -162,8 +183,9 @@ async fn unauthorized(state: &ProxyState, headers: &HeaderMap, request_body: Bod
 
 /// The stream of changes for clients up to 2025-11-25. Where they can hear of none it is as if there were no GET:
 /// every client takes a 405 in silence.
-fn get(state: &ProxyState, ip: IpAddr, path: &str, headers: &HeaderMap) -> Result<Response, Refusal> {
-    let (target, _) = Target::admit(state, ip, path, headers).map_err(|not_admitted| match not_admitted {
+fn get(state: &ProxyState, head: Head<'_>) -> Result<Response, Refusal> {
+    let Head { ip, headers, .. } = head;
+    let (target, _) = Target::admit(state, head).map_err(|not_admitted| match not_admitted {
         NotAdmitted::Denied(denied) => Refusal { status: StatusCode::UNAUTHORIZED, message: denied.to_string() },
         NotAdmitted::TooMany(refusal) => refusal,
     })?;
@@ -210,11 +232,14 @@ fn accepted() -> Response {
 }
 
 fn accepts_stream(headers: &HeaderMap) -> bool {
-    let accept = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
-    accept.flat_map(|value| value.split(',')).any(|range| {
-        let media_type = range.split(';').next().unwrap_or_default().trim();
-        matches!(media_type, "*/*" | "text/*") || media_type.eq_ignore_ascii_case("text/event-stream")
-    })
+    // What the libraries of MCP send needs no taking apart.
+    const USUAL: &[u8] = b"application/json, text/event-stream";
+    let accepts = |range: &[u8]| {
+        let media_type = gate::media_type(range);
+        matches!(media_type, b"*/*" | b"text/*") || media_type.eq_ignore_ascii_case(b"text/event-stream")
+    };
+    let mut accept = headers.get_all(ACCEPT).iter().map(HeaderValue::as_bytes);
+    accept.any(|value| value == USUAL || value.split(|&b| b == b',').any(accepts))
 }
 
 /// JSON-RPC batches exist in 2025-03-26 alone, which is also what an unnamed version means.
@@ -350,17 +375,13 @@ enum NotAdmitted {
 
 impl Target {
     /// The session that a client means, if its token is somebody's or this very session's; and on whose account.
-    fn admit(
-        state: &ProxyState,
-        ip: IpAddr,
-        path: &str,
-        headers: &HeaderMap,
-    ) -> Result<(Target, Arc<Tenant>), NotAdmitted> {
+    fn admit(state: &ProxyState, head: Head<'_>) -> Result<(Target, Arc<Tenant>), NotAdmitted> {
+        let ip = head.ip;
         let too_many = |refusal: Refusal| {
             state.records.refused(Side::Client, ip, refusal.status, Refused::Limit);
             NotAdmitted::TooMany(refusal)
         };
-        let (target, tenant) = Target::of(state, path, headers);
+        let (target, tenant) = Target::of(state, head);
         let tenant = match tenant {
             Ok(tenant) => tenant,
             Err(denied) => {
@@ -375,11 +396,11 @@ impl Target {
     }
 
     /// The session that a client means, and whose its token is.
-    fn of(state: &ProxyState, path: &str, headers: &HeaderMap) -> (Target, Result<Arc<Tenant>, Denied>) {
-        let token = auth::bearer_token(headers);
-        let hash = token.map(TokenHash::of);
+    fn of(state: &ProxyState, head: Head<'_>) -> (Target, Result<Arc<Tenant>, Denied>) {
+        let token = auth::bearer_token(head.headers);
+        let hash = token.map(|token| head.last_token.hash(token));
         let client = Client { tenant: state.tenants.find_hash(Role::Client, hash.as_ref()), hash };
-        let target = Target::find(state, &client, path, headers);
+        let target = Target::find(state, &client, head);
         let tenant = match &target {
             Target::Session(entry) => Some(Arc::clone(&entry.owner.tenant)),
             _ => client.tenant,
@@ -388,7 +409,8 @@ impl Target {
     }
 
     /// The path wins over the headers: a client's library may send the header on its own account.
-    fn find(state: &ProxyState, client: &Client, path: &str, headers: &HeaderMap) -> Target {
+    fn find(state: &ProxyState, client: &Client, head: Head<'_>) -> Target {
+        let Head { in_path, headers, .. } = head;
         let now = Instant::now();
         let get = |id: &str| {
             let entry = SessionId::parse(id).and_then(|id| state.registry.get(id, now));
@@ -397,16 +419,16 @@ impl Target {
                 other => Err(other.is_some()),
             }
         };
-        let unknown =
-            |is_forgivable, is_literal| move |is_foreign| Target::Unknown { is_forgivable, is_literal, is_foreign };
-        let in_path = path.strip_prefix("/v1/mcp").unwrap_or_default().trim_matches('/');
+        let unknown = |is_forgivable, named: &str, is_foreign| {
+            let is_literal = named.contains("${") || (named.contains("$%7B") && !in_path.is_empty());
+            Target::Unknown { is_forgivable, is_literal, is_foreign }
+        };
         if !in_path.is_empty() {
-            let is_literal = in_path.contains("$%7B") || in_path.contains("${");
-            return get(in_path).map_or_else(unknown(false, is_literal), Target::Session);
+            return get(in_path).map_or_else(|is_foreign| unknown(false, in_path, is_foreign), Target::Session);
         }
         // Ours wins where a library or a gateway has taken the other for itself.
-        let is_forgivable = !headers.contains_key(SESSION_HEADER_ALIAS);
-        let header = if is_forgivable { SESSION_HEADER } else { SESSION_HEADER_ALIAS };
+        let is_forgivable = !headers.contains_key(ALIAS);
+        let header = if is_forgivable { SESSION } else { ALIAS };
         let mut named: Option<&str> = None;
         for value in headers.get_all(header) {
             // A value that is not ASCII names no session of ours.
@@ -418,8 +440,7 @@ impl Target {
             }
         }
         let Some(named) = named else { return Target::None };
-        let is_literal = named.contains("${");
-        get(named).map_or_else(unknown(is_forgivable, is_literal), Target::Session)
+        get(named).map_or_else(|is_foreign| unknown(is_forgivable, named, is_foreign), Target::Session)
     }
 
     /// A client was told that there is no such session. If there is, it was refused.
@@ -486,8 +507,9 @@ impl Tools for SessionTools<'_> {
 
     fn call(&self, call: CallParams<'_>) -> Result<Running, NotCalled> {
         let records = &self.state.records;
-        let record = records.call_begins(|| self.entry.who(), call.name, call.arguments);
-        let started = self.start(call);
+        let now = Instant::now();
+        let record = records.call_begins(|| self.entry.who(), call.name, call.arguments, now);
+        let started = self.start(call, now);
         match started {
             Ok((call, place)) => Ok(Running { call, record: Some(record), result_bytes: 0, _place: place }),
             Err(error) => {
@@ -553,7 +575,7 @@ impl From<NotStarted> for NotCalled {
 }
 
 impl SessionTools<'_> {
-    fn start(&self, call: CallParams<'_>) -> Result<(Call, (Place, Option<Share>)), NotStarted> {
+    fn start(&self, call: CallParams<'_>, now: Instant) -> Result<(Call, (Place, Option<Share>)), NotStarted> {
         if self.state.is_draining() {
             return Err(NotStarted::Failed(CallError::ShuttingDown));
         }
@@ -591,7 +613,7 @@ impl SessionTools<'_> {
                 CancelOnDisconnect::Modern => matches!(call.era, Era::Modern(_)),
             },
         };
-        let call = self.entry.bridge.call(request, Instant::now()).map_err(NotStarted::Failed)?;
+        let call = self.entry.bridge.call(request, now).map_err(NotStarted::Failed)?;
         Ok((call, (place, copied)))
     }
 }

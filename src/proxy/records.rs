@@ -149,10 +149,10 @@ impl Records {
     }
 
     /// A call begins.
-    pub fn call_begins(&self, who: impl FnOnce() -> Who, tool: &str, arguments: &str) -> CallRecord {
+    pub fn call_begins(&self, who: impl FnOnce() -> Who, tool: &str, arguments: &str, now: Instant) -> CallRecord {
         // Most often nobody wants to know more than how long it takes.
         let detail = (self.recent.is_some() || audit::is_on()).then(|| (who(), tool.into(), SystemTime::now()));
-        CallRecord { detail, request_bytes: arguments.len(), since: Instant::now() }
+        CallRecord { detail, request_bytes: arguments.len(), since: now }
     }
 
     /// A call has ended. `app_time` is what passed between the app's getting it and its answer, if it did answer.
@@ -193,7 +193,7 @@ mod tests {
         let records = Records::new(Some(3));
         let who = Who { tenant: std::sync::Arc::new(Tenant::new("t")), session: SessionId::random() };
         let call = |n: u64| {
-            let begun = records.call_begins(|| who.clone(), &n.to_string(), "{}");
+            let begun = records.call_begins(|| who.clone(), &n.to_string(), "{}", Instant::now());
             records.call_ended(begun, CallEnd::Ok, 1, Some(Duration::ZERO));
         };
         let since = |seen| {

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use dashmap::DashMap;
+use foldhash::fast::RandomState;
 
 use crate::auth::TokenHash;
 use crate::mcp::listen::Listeners;
@@ -25,7 +26,8 @@ const HURRIED_SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 /// The sessions of this process.
 #[derive(Debug)]
 pub struct Registry {
-    entries: DashMap<SessionId, Entry>,
+    /// Their ids are random, and none is a stranger's choice.
+    entries: DashMap<SessionId, Entry, RandomState>,
     count: Count,
     ttl: Duration,
     max_listeners: usize,
@@ -147,7 +149,7 @@ impl Registry {
         changes: Option<Arc<Changes>>,
     ) -> Self {
         Registry {
-            entries: DashMap::new(),
+            entries: DashMap::default(),
             count: Count::new(max_sessions),
             ttl,
             max_listeners,

@@ -6,14 +6,25 @@ use axum::Router;
 use axum::extract::State;
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{any, get, post, put};
+use axum::routing::{get, post, put};
 use http::{Method, StatusCode};
 
 use crate::proxy::error::ApiError;
 use crate::proxy::metrics::{Refused, Side};
-use crate::proxy::{ProxyState, Request, admin, api, body, cors, mcp};
+use crate::proxy::{ProxyState, Request, admin, api, body, cors};
 
-/// The router of the public listener.
+/// The session that a path of the MCP endpoint names, an empty text if it names none; `None` for other paths.
+///
+/// MCP clients, with the OpenClaw token, come by here and not by the router: it is the way of every call. There are no
+/// redirects between the forms with a slash at the end and without: they cost a round trip.
+pub fn mcp_session(path: &str) -> Option<&str> {
+    let rest = path.strip_prefix("/v1/mcp")?;
+    let Some(rest) = rest.strip_prefix('/') else { return rest.is_empty().then_some("") };
+    let id = rest.strip_suffix('/').unwrap_or(rest);
+    (!id.contains('/')).then_some(id).filter(|id| !id.is_empty() || rest.is_empty())
+}
+
+/// The router of the public listener, for all but the MCP endpoint.
 pub fn router(state: Arc<ProxyState>) -> Router {
     // Apps, with the app token.
     let apps = Router::new()
@@ -27,11 +38,6 @@ pub fn router(state: Arc<ProxyState>) -> Router {
         .layer(from_fn_with_state(Arc::clone(&state), gate));
     Router::new()
         .merge(apps)
-        // MCP clients, with the OpenClaw token. No redirects between the slash forms: they cost a round trip.
-        .route("/v1/mcp", any(mcp::endpoint))
-        .route("/v1/mcp/", any(mcp::endpoint))
-        .route("/v1/mcp/{id}", any(mcp::endpoint))
-        .route("/v1/mcp/{id}/", any(mcp::endpoint))
         // Anybody: load balancers, containers, people.
         .route("/health", get(health))
         .route("/ready", get(admin::ready))
@@ -94,4 +100,21 @@ async fn gate(State(state): State<Arc<ProxyState>>, mut request: Request, next: 
 async fn refuse(state: &ProxyState, request: Request, error: ApiError) -> Response {
     body::discard(request.into_body(), &state.config).await;
     error.into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mcp_endpoint_has_its_paths_and_no_others() {
+        for (path, session) in [("/v1/mcp", ""), ("/v1/mcp/", ""), ("/v1/mcp/abc", "abc"), ("/v1/mcp/abc/", "abc")] {
+            assert_eq!(mcp_session(path), Some(session), "{path}");
+        }
+        for other in
+            ["/v1/mcpx", "/v1/mcp/a/b", "/v1/mcp/a//", "/v1/mcp//", "/v1/mcp//a", "/v1", "/", "/health", "/x/v1/mcp"]
+        {
+            assert_eq!(mcp_session(other), None, "{other}");
+        }
+    }
 }

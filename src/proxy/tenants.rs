@@ -12,6 +12,8 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
+use foldhash::fast::RandomState;
+
 use crate::auth::{Denied, Token, TokenHash, denied};
 use crate::process;
 use crate::proxy::config::Config;
@@ -251,7 +253,7 @@ struct Table {
 /// a random token nobody gets to the token.
 #[derive(Debug, Clone, Default)]
 struct Side {
-    tokens: HashMap<TokenHash, Arc<Tenant>>,
+    tokens: HashMap<TokenHash, Arc<Tenant>, RandomState>,
     /// Whose a request without a known token is: nobody's, unless the side is open.
     anybody: Option<Arc<Tenant>>,
 }

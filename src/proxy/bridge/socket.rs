@@ -13,7 +13,6 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use futures_util::{Sink, Stream};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::time::Sleep;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tokio_websockets::{CloseCode, Config as CodecConfig, Limits, Message, ServerBuilder, WebSocketStream};
@@ -21,7 +20,7 @@ use tokio_websockets::{CloseCode, Config as CodecConfig, Limits, Message, Server
 use crate::auth::TokenHash;
 use crate::protocol::{self, Close};
 use crate::proxy::bridge::{Attempt, Bridge, Grace, Next, Received};
-use crate::proxy::connection::ClientStream;
+use crate::proxy::connection::{Alarm, ClientStream};
 use crate::proxy::memory::Share;
 use crate::proxy::metrics::BridgeEnd;
 
@@ -150,10 +149,10 @@ pub async fn run<S: AsyncRead + AsyncWrite + Unpin>(
         },
     };
     let (epoch, since) = (attachment.epoch, Instant::now());
-    tracing::info!(bridge.epoch = epoch, "bridge connected");
+    tracing::info!(session.id = %attachment.bridge.session_id().short(), bridge.epoch = epoch, "bridge connected");
     tell(Life::Attached { epoch });
     let end = Pump::new(&mut socket, &attachment, settings, room, update_tools).run().await;
-    tracing::info!(bridge.epoch = epoch, end = ?end, "bridge disconnected");
+    tracing::info!(session.id = %attachment.bridge.session_id().short(), bridge.epoch = epoch, end = ?end, "bridge disconnected");
     let why = match &end {
         End::Gone => BridgeEnd::Gone,
         End::Close(close) => (*close).into(),
@@ -264,7 +263,7 @@ struct Pump<'a, S, F> {
     /// Since when it waits for room.
     waiting_since: Option<Instant>,
     /// Fires when a ping is due, or when the app has been silent for too long.
-    clock: Pin<Box<Sleep>>,
+    clock: Alarm,
     ping_at: Instant,
     /// Since when the session waits for a sign of life of this app's, because another socket wants its place.
     probed_at: Option<Instant>,
@@ -300,7 +299,7 @@ where
             read_before,
             arriving_since: None,
             waiting_since: None,
-            clock: Box::pin(tokio::time::sleep_until(ping_at.into())),
+            clock: Alarm::new(ping_at),
             ping_at,
             probed_at: None,
             unsent_pongs: 0,
@@ -319,8 +318,10 @@ where
             return Poll::Ready(end);
         }
         let mut budget = READ_BUDGET;
+        // A turn is short: one look at the clock serves all of it.
+        let now = Instant::now();
         loop {
-            if let Poll::Ready(end) = self.poll_write(cx) {
+            if let Poll::Ready(end) = self.poll_write(now, cx) {
                 return Poll::Ready(end);
             }
             if self.waiting_since.is_some()
@@ -335,7 +336,7 @@ where
                 }
                 Poll::Ready(Some(Ok(message))) => message,
                 Poll::Ready(Some(Err(error))) => {
-                    tracing::debug!(%error, "bridge connection broke");
+                    tracing::debug!(session.id = %self.bridge.session_id().short(), %error, "bridge connection broke");
                     // Of pieces that are too much together, the codec says nothing to the app.
                     let is_too_large = matches!(error, tokio_websockets::Error::PayloadTooLong { .. });
                     return Poll::Ready(if is_too_large { End::Close(Close::TooLarge) } else { End::Gone });
@@ -345,7 +346,7 @@ where
             self.read_before = self.socket.get_ref().read_bytes();
             self.arriving_since = None;
             let cost = MESSAGE_COST + message.as_payload().len();
-            if let Some(close) = self.receive(message) {
+            if let Some(close) = self.receive(message, now) {
                 return Poll::Ready(End::Close(close));
             }
             budget = match budget.checked_sub(cost) {
@@ -388,8 +389,8 @@ where
             return Some(Poll::Ready(End::Close(Close::NoRoom)));
         }
         let again = Instant::now() + ROOM_INTERVAL;
-        if self.clock.deadline().into_std() > again {
-            self.clock.as_mut().reset(again.into());
+        if self.clock.deadline() > again {
+            self.clock.set(again);
         }
         // The clock wakes this task when it fires.
         match self.poll_clock(cx) {
@@ -409,7 +410,7 @@ where
     /// Pings the app when it is time, and gives it up when it has been silent for two intervals.
     fn poll_clock(&mut self, cx: &mut Context<'_>) -> Poll<End> {
         loop {
-            ready!(self.clock.as_mut().poll(cx));
+            ready!(self.clock.poll(cx));
             let now = Instant::now();
             let silent_at = self.socket.get_ref().last_read() + 2 * self.settings.ping;
             if now >= silent_at {
@@ -426,12 +427,12 @@ where
                 }
             }
             // What comes meanwhile only makes it fire too early.
-            self.clock.as_mut().reset(self.ping_at.min(silent_at).into());
+            self.clock.set(self.ping_at.min(silent_at));
         }
     }
 
     /// Moves frames from the queue to the socket for as long as it takes them, then flushes once.
-    fn poll_write(&mut self, cx: &mut Context<'_>) -> Poll<End> {
+    fn poll_write(&mut self, now: Instant, cx: &mut Context<'_>) -> Poll<End> {
         let mut is_ready = true;
         loop {
             match self.socket.as_mut().poll_ready(cx) {
@@ -442,7 +443,7 @@ where
                     break;
                 }
             }
-            let message = match self.bridge.next_frame(self.epoch, Instant::now(), cx.waker()) {
+            let message = match self.bridge.next_frame(self.epoch, now, cx.waker()) {
                 // The bytes come from a str and from escaped strings, so they are UTF-8.
                 Next::Send(frame) => {
                     let metrics = &self.bridge.records().metrics;
@@ -451,7 +452,7 @@ where
                     Message::text(Bytes::from(frame))
                 }
                 Next::Probe => {
-                    self.probed_at = Some(Instant::now());
+                    self.probed_at = Some(now);
                     Message::ping("")
                 }
                 Next::Close(close) => return Poll::Ready(End::Close(close)),
@@ -482,8 +483,7 @@ where
         self.socket.as_mut().start_send(message)
     }
 
-    fn receive(&mut self, message: Message) -> Option<Close> {
-        let now = Instant::now();
+    fn receive(&mut self, message: Message, now: Instant) -> Option<Close> {
         let metrics = &self.bridge.records().metrics;
         let received = if let Some(text) = message.as_text() {
             metrics.frames_received.count();
@@ -520,7 +520,7 @@ where
             self.unsent_pongs += usize::from(message.is_ping());
             return (self.unsent_pongs > MAX_UNSENT_PONGS).then_some(Close::Stalled);
         };
-        tracing::warn!(error = %received, "bad frame from the app");
+        tracing::warn!(session.id = %self.bridge.session_id().short(), error = %received, "bad frame from the app");
         self.bridge.send_error(&received);
         if now.duration_since(self.bad_frames_since) >= Duration::from_secs(60) {
             (self.bad_frames, self.bad_frames_since) = (0, now);

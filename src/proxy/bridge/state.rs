@@ -3,6 +3,7 @@
 //! Plain data behind [`super::Bridge`]'s mutex. Nothing here waits, and time is passed in.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Deref;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
@@ -26,7 +27,7 @@ pub(super) struct State {
     pub(super) is_final: bool,
     /// The number of the newest call.
     pub(super) number: u64,
-    pub(super) calls: BTreeMap<u64, Pending>,
+    pub(super) calls: Calls,
     pub(super) outbox: VecDeque<Outgoing>,
     pub(super) outbox_bytes: usize,
     /// When the app last showed itself.
@@ -82,6 +83,42 @@ pub(super) struct Pending {
     pub(super) frame: Option<Vec<u8>>,
 }
 
+/// The calls in flight by their numbers, and what they keep together.
+#[derive(Debug, Default)]
+pub(super) struct Calls {
+    by_number: BTreeMap<u64, Pending>,
+    kept_bytes: usize,
+}
+
+impl Deref for Calls {
+    type Target = BTreeMap<u64, Pending>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.by_number
+    }
+}
+
+impl Calls {
+    pub(super) fn insert(&mut self, number: u64, call: Pending) {
+        self.kept_bytes += call.kept_bytes;
+        if let Some(replaced) = self.by_number.insert(number, call) {
+            self.kept_bytes -= replaced.kept_bytes;
+        }
+    }
+
+    pub(super) fn get_mut(&mut self, number: u64) -> Option<&mut Pending> {
+        self.by_number.get_mut(&number)
+    }
+
+    pub(super) fn remove(&mut self, number: u64) -> Option<Pending> {
+        self.by_number.remove(&number).inspect(|call| self.kept_bytes -= call.kept_bytes)
+    }
+
+    pub(super) fn pop_first(&mut self) -> Option<(u64, Pending)> {
+        self.by_number.pop_first().inspect(|(_, call)| self.kept_bytes -= call.kept_bytes)
+    }
+}
+
 /// What became of a call.
 #[derive(Debug)]
 pub(super) struct Ended {
@@ -133,8 +170,7 @@ impl State {
         if self.calls.len() >= bridge.limits.calls {
             return Err(CallError::Busy(bridge.limits.calls));
         }
-        let kept: usize = self.calls.values().map(|call| call.kept_bytes).sum();
-        if kept.saturating_add(request.kept_bytes) > bridge.limits.call_bytes {
+        if self.calls.kept_bytes.saturating_add(request.kept_bytes) > bridge.limits.call_bytes {
             return Err(CallError::BusyBytes(bridge.limits.call_bytes));
         }
         Ok(())
@@ -192,7 +228,7 @@ impl State {
         tell: bool,
         now: Instant,
     ) -> Option<Pending> {
-        let call = self.calls.remove(&number)?;
+        let call = self.calls.remove(number)?;
         self.tombstones.answered(&call.client_id, now);
         if call.sent.is_none() {
             let mine = |outgoing: &Outgoing| matches!(outgoing, Outgoing::Invoke(n, _) if *n == number);
@@ -226,7 +262,7 @@ impl State {
     pub(super) fn redeliver(&mut self, bridge: &Bridge, call: &CallRef<'_>, now: Instant) {
         let number = call.number_in(bridge.session);
         let Some((number, call)) =
-            number.and_then(|n| Some((n, self.calls.get_mut(&n).filter(|call| call.sent.is_some())?)))
+            number.and_then(|n| Some((n, self.calls.get_mut(n).filter(|call| call.sent.is_some())?)))
         else {
             return bridge.ignore_result();
         };
@@ -243,9 +279,9 @@ impl State {
     }
 
     fn resolve_number(&mut self, number: u64, outcome: Outcome, room: Option<Share>, now: Instant) {
-        if let Some(call) = self.calls.remove(&number) {
+        if let Some(call) = self.calls.remove(number) {
             self.tombstones.answered(&call.client_id, now);
-            call.answer(outcome, room);
+            call.answer(outcome, room, now);
         }
     }
 
@@ -261,7 +297,7 @@ impl State {
 
     pub(super) fn finish(&mut self, call: Pending, outcome: Outcome, now: Instant) {
         self.tombstones.answered(&call.client_id, now);
-        call.finish(outcome);
+        call.answer(outcome, None, now);
     }
 
     /// False if `epoch` is not the connected socket's, or it is cut.
@@ -277,13 +313,15 @@ impl State {
 }
 
 impl Pending {
-    pub(super) fn finish(self, outcome: Outcome) {
-        self.answer(outcome, None);
+    /// Ends it without an answer of its app.
+    pub(super) fn finish(self, error: CallError) {
+        let _gone = self.reply.send(Ended::without_answer(Err(error)));
     }
 
-    fn answer(self, outcome: Outcome, room: Option<Share>) {
+    fn answer(self, outcome: Outcome, room: Option<Share>, now: Instant) {
+        let app_time = now.saturating_duration_since(self.sent_at);
         // A caller that has gone has no use for the outcome.
-        let _gone = self.reply.send(Ended { outcome, app_time: self.sent_at.elapsed(), room });
+        let _gone = self.reply.send(Ended { outcome, app_time, room });
     }
 
     pub(super) fn report(&mut self, progress: protocol::Progress<'_>) {
