@@ -6,6 +6,8 @@
 //! `f64` can hold (`1e400` becomes `Infinity` in Python and JavaScript), and lone surrogates. serde's `RawValue`
 //! keeps text too, but checks neither depth nor numbers.
 
+mod scan;
+
 use std::borrow::Cow;
 use std::ops::ControlFlow;
 
@@ -158,7 +160,12 @@ impl<'a> Reader<'a> {
     /// [`JsonError`] if the value is not acceptable JSON.
     pub fn value(&mut self) -> Result<&'a str, JsonError> {
         let start = self.mark();
-        self.at = skip_value(self.text.as_bytes(), start, self.max_depth, self.depth)?;
+        let bytes = self.text.as_bytes();
+        // What it does not get through is looked at again, to say what is wrong.
+        self.at = match scan::skip_container(bytes, start, self.max_depth.saturating_sub(self.depth)) {
+            Some(end) => end,
+            None => skip_value(bytes, start, self.max_depth, self.depth)?,
+        };
         Ok(self.since(start))
     }
 
@@ -422,6 +429,7 @@ fn push_new_line(out: &mut Vec<u8>, indent: usize) {
     out.resize(out.len() + 2 * indent, b' ');
 }
 
+#[inline]
 fn skip_space(bytes: &[u8], mut at: usize) -> usize {
     while matches!(bytes.get(at), Some(b' ' | b'\t' | b'\n' | b'\r')) {
         at += 1;
