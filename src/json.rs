@@ -347,7 +347,16 @@ pub fn push_string(out: &mut Vec<u8>, text: &str) {
 
 /// Appends `text` escaped for the inside of a JSON string. Runs without a special byte are copied as blocks.
 pub fn push_escaped(out: &mut Vec<u8>, text: &str) {
-    let bytes = text.as_bytes();
+    let (blocks, rest) = text.as_bytes().as_chunks();
+    for block in blocks {
+        if !scan::push_escaped_block(out, block) {
+            push_escaped_runs(out, block);
+        }
+    }
+    push_escaped_runs(out, rest);
+}
+
+fn push_escaped_runs(out: &mut Vec<u8>, bytes: &[u8]) {
     let mut start = 0;
     loop {
         let at = plain_run(bytes, start);
@@ -386,9 +395,18 @@ pub fn push_pretty_escaped(out: &mut Vec<u8>, json: &str) {
         match byte {
             b' ' | b'\t' | b'\n' | b'\r' => at += 1,
             b'"' => {
-                let end = skip_string(bytes, at).unwrap_or(bytes.len());
-                push_escaped(out, &json[at..end]);
-                at = end;
+                let plain = plain_run(bytes, at + 1);
+                if bytes.get(plain) == Some(&b'"') {
+                    // Nothing in it is escaped, so nothing but its quotes is to be.
+                    out.extend_from_slice(b"\\\"");
+                    out.extend_from_slice(&bytes[at + 1..plain]);
+                    out.extend_from_slice(b"\\\"");
+                    at = plain + 1;
+                } else {
+                    let end = skip_string(bytes, at).unwrap_or(bytes.len());
+                    push_escaped(out, &json[at..end]);
+                    at = end;
+                }
             }
             b'{' | b'[' => {
                 out.push(byte);
@@ -417,16 +435,25 @@ pub fn push_pretty_escaped(out: &mut Vec<u8>, json: &str) {
                 at += 1;
             }
             _ => {
-                out.push(byte);
-                at += 1;
+                let rest = &bytes[at..];
+                let end = rest.iter().position(|b| matches!(b, b',' | b'}' | b']') || b.is_ascii_whitespace());
+                let scalar = &rest[..end.unwrap_or(rest.len())];
+                out.extend_from_slice(scalar);
+                at += scalar.len();
             }
         }
     }
 }
 
 fn push_new_line(out: &mut Vec<u8>, indent: usize) {
-    out.extend_from_slice(b"\\n");
-    out.resize(out.len() + 2 * indent, b' ');
+    const LINE: &[u8; 66] = b"\\n                                                                ";
+    match LINE.get(..2 + 2 * indent) {
+        Some(line) => out.extend_from_slice(line),
+        None => {
+            out.extend_from_slice(&LINE[..2]);
+            out.resize(out.len() + 2 * indent, b' ');
+        }
+    }
 }
 
 #[inline]

@@ -18,7 +18,7 @@ pub(super) fn skip_container(bytes: &[u8], start: usize, max_levels: usize) -> O
     if !matches!(bytes.get(start), Some(b'{' | b'[')) {
         return None;
     }
-    let mut tokens = Tokens { bytes, max_levels, depth: 0, objects: 0, expected: Expected::Value };
+    let mut tokens = Tokens { bytes, max_levels, depth: 0, objects: 0, expected: step::VALUE };
     // Of the block before: all ones if it ends inside a string, and whether its end escapes the next byte or is part of a
     // number or a word.
     let (mut inside, mut next_is_escaped, mut in_scalar) = (0, 0, 0);
@@ -65,18 +65,54 @@ pub(super) fn skip_container(bytes: &[u8], start: usize, max_levels: usize) -> O
     }
 }
 
-/// What may stand next.
-#[derive(Clone, Copy, PartialEq)]
-enum Expected {
-    Value,
+/// What may stand next, and what a token leads to where that is not one of these.
+mod step {
+    pub(super) const VALUE: u8 = 0;
     /// A value, or the end of an array that is empty.
-    First,
-    Key,
+    pub(super) const FIRST: u8 = 1;
+    pub(super) const KEY: u8 = 2;
     /// A member's name, or the end of an object that is empty.
-    FirstKey,
-    Colon,
+    pub(super) const FIRST_KEY: u8 = 3;
+    pub(super) const COLON: u8 = 4;
     /// A comma, or the end of the array or object.
-    Comma,
+    pub(super) const COMMA: u8 = 5;
+    /// How many of these there are.
+    pub(super) const STATES: u8 = 6;
+    pub(super) const OPEN: u8 = 6;
+    pub(super) const CLOSE: u8 = 7;
+    /// Another value or name, by what the comma stands in.
+    pub(super) const NEXT: u8 = 8;
+    pub(super) const SCALAR: u8 = 9;
+    pub(super) const WRONG: u8 = 10;
+}
+
+/// Where each token leads that starts with a byte, from each state.
+static STEPS: [[u8; 256]; step::STATES as usize] = steps();
+
+const fn steps() -> [[u8; 256]; step::STATES as usize] {
+    use step::*;
+    let mut steps = [[WRONG; 256]; STATES as usize];
+    let mut state = 0;
+    while state < STATES as usize {
+        let row = &mut steps[state];
+        match state as u8 {
+            VALUE | FIRST => {
+                *row = [SCALAR; 256];
+                (row[b'{' as usize], row[b'[' as usize], row[b'"' as usize]) = (OPEN, OPEN, COMMA);
+                (row[b'}' as usize], row[b']' as usize]) = (WRONG, WRONG);
+                (row[b':' as usize], row[b',' as usize]) = (WRONG, WRONG);
+                if state as u8 == FIRST {
+                    row[b']' as usize] = CLOSE;
+                }
+            }
+            KEY => row[b'"' as usize] = COLON,
+            FIRST_KEY => (row[b'"' as usize], row[b'}' as usize]) = (COLON, CLOSE),
+            COLON => row[b':' as usize] = VALUE,
+            _ => (row[b',' as usize], row[b'}' as usize], row[b']' as usize]) = (NEXT, CLOSE, CLOSE),
+        }
+        state += 1;
+    }
+    steps
 }
 
 /// The grammar: which token may follow which.
@@ -86,40 +122,38 @@ struct Tokens<'a> {
     depth: usize,
     /// One bit a level: whether it is an object.
     objects: u128,
-    expected: Expected,
+    /// What may stand next.
+    expected: u8,
 }
 
 impl Tokens<'_> {
     /// Takes the token that starts at `at`; whether it ends the whole.
     #[inline]
     fn next(&mut self, at: usize) -> Option<bool> {
-        use Expected::{Colon, Comma, First, FirstKey, Key, Value};
+        let byte = *self.bytes.get(at)?;
+        let next = STEPS[usize::from(self.expected)][usize::from(byte)];
+        if next < step::STATES {
+            self.expected = next;
+            return Some(false);
+        }
         let in_object = self.objects & 1 == 1;
-        self.expected = match (*self.bytes.get(at)?, self.expected) {
-            (b'"', Value | First) => Comma,
-            (b'"', Key | FirstKey) => Colon,
-            (b':', Colon) => Value,
-            (b',', Comma) => {
-                if in_object {
-                    Key
-                } else {
-                    Value
-                }
-            }
-            (open @ (b'{' | b'['), Value | First) if self.depth < self.max_levels => {
+        self.expected = match next {
+            step::NEXT if in_object => step::KEY,
+            step::NEXT => step::VALUE,
+            step::OPEN if self.depth < self.max_levels => {
                 self.depth += 1;
-                self.objects = self.objects << 1 | u128::from(open == b'{');
-                if open == b'{' { FirstKey } else { First }
+                self.objects = self.objects << 1 | u128::from(byte == b'{');
+                if byte == b'{' { step::FIRST_KEY } else { step::FIRST }
             }
-            (close @ (b'}' | b']'), Comma | First | FirstKey) if in_object == (close == b'}') => {
+            step::CLOSE if in_object == (byte == b'}') => {
                 self.depth -= 1;
                 self.objects >>= 1;
                 if self.depth == 0 {
                     return Some(true);
                 }
-                Comma
+                step::COMMA
             }
-            (_, Value | First) if self.is_scalar(at) => Comma,
+            step::SCALAR if self.is_scalar(at) => step::COMMA,
             _ => return None,
         };
         Some(false)
@@ -140,6 +174,55 @@ impl Tokens<'_> {
             matches!(b, None | Some(b',' | b'}' | b']' | b':' | b'{' | b'[' | b'"' | b' ' | b'\n' | b'\r' | b'\t'))
         };
         end.is_some_and(|end| ends(self.bytes.get(end)))
+    }
+}
+
+/// Appends a block of text, escaped for the inside of a JSON string; `false`, and nothing is appended, if there are control
+/// characters in it.
+pub(super) fn push_escaped_block(out: &mut Vec<u8>, text: &[u8; BLOCK]) -> bool {
+    let block = Block::new(text);
+    if block.below(0x20) != 0 {
+        return false;
+    }
+    let special = block.equal(b'"') | block.equal(b'\\');
+    if special == 0 {
+        out.extend_from_slice(text);
+        return true;
+    }
+    let mut escaping = Escaping { from: [0; BLOCK + PIECE], at: 0, to: [0; 2 * BLOCK + PIECE], length: 0 };
+    escaping.from[..BLOCK].copy_from_slice(text);
+    for at in bits(special) {
+        escaping.copy_until(at);
+        escaping.to[escaping.length] = b'\\';
+        escaping.length += 1;
+        // The special byte itself begins the next run.
+    }
+    escaping.copy_until(BLOCK);
+    out.extend_from_slice(&escaping.to[..escaping.length]);
+    true
+}
+
+/// What is copied at once, whether or not as much is needed: that takes no call.
+const PIECE: usize = 16;
+
+/// A block on its way to its escaped text.
+struct Escaping {
+    from: [u8; BLOCK + PIECE],
+    at: usize,
+    to: [u8; 2 * BLOCK + PIECE],
+    length: usize,
+}
+
+impl Escaping {
+    #[inline]
+    fn copy_until(&mut self, end: usize) {
+        while self.at < end {
+            let piece = &self.from[self.at..self.at + PIECE];
+            self.to[self.length..self.length + PIECE].copy_from_slice(piece);
+            let copied = (end - self.at).min(PIECE);
+            self.at += copied;
+            self.length += copied;
+        }
     }
 }
 
