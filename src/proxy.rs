@@ -26,6 +26,7 @@ pub mod session;
 pub mod start;
 pub mod state_file;
 pub mod tenants;
+pub mod trace;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};

@@ -24,7 +24,7 @@ use crate::json;
 use crate::jsonrpc::{self, INVALID_REQUEST, Message, PARSE_ERROR, Params};
 use crate::mcp::listen::{ListenStream, Listeners, TooMany};
 use crate::mcp::{self, Answer, CallParams, Era, Event, NotCalled, Reply, Told, ToolView, Tools, dispatch};
-use crate::protocol::{Context, SESSION_HEADER, SESSION_HEADER_ALIAS, SessionId};
+use crate::protocol::{Context, SESSION_HEADER, SESSION_HEADER_ALIAS, SessionId, TraceMembers};
 use crate::proxy::bridge::{Call, CallError, CallRequest};
 use crate::proxy::config::{CancelOnDisconnect, Config};
 use crate::proxy::error::respond;
@@ -34,6 +34,7 @@ use crate::proxy::metrics::{CallEnd, Limit, Refused, Side};
 use crate::proxy::records::CallRecord;
 use crate::proxy::registry::Entry;
 use crate::proxy::tenants::{Client, Place, Role, Tenant, TooManyCalls};
+use crate::proxy::trace::context::Origin;
 use crate::proxy::{ProxyState, Request, body, cors};
 
 /// Our own error codes are HTTP statuses: JSON-RPC reserves the negative ones, and clients misread some of them.
@@ -318,7 +319,7 @@ async fn answer(
                     return Some(request.error(status, code, &message));
                 }
             };
-            let tools = entry.map(|entry| SessionTools { entry, state, request_bytes: text.len() });
+            let tools = entry.map(|entry| SessionTools { entry, state, headers, request_bytes: text.len() });
             let answer = dispatch(&request, tools.as_ref(), &state.answer_settings()).await;
             // Calls have a record of their own.
             if matches!(answer, Answer::Json(StatusCode::TOO_MANY_REQUESTS, _)) && method == "subscriptions/listen" {
@@ -456,6 +457,7 @@ impl Target {
 struct SessionTools<'a> {
     entry: &'a Entry,
     state: &'a ProxyState,
+    headers: &'a HeaderMap,
     /// The size of the message that is answered.
     request_bytes: usize,
 }
@@ -487,7 +489,8 @@ impl Tools for SessionTools<'_> {
     fn call(&self, call: CallParams<'_>) -> Result<Running, NotCalled> {
         let records = &self.state.records;
         let record = records.call_begins(|| self.entry.who(), call.name, call.arguments);
-        let started = self.start(call);
+        let origin = self.origin(&call);
+        let started = self.start(call, origin.members(None));
         match started {
             Ok((call, place)) => Ok(Running { call, record: Some(record), result_bytes: 0, _place: place }),
             Err(error) => {
@@ -553,7 +556,20 @@ impl From<NotStarted> for NotCalled {
 }
 
 impl SessionTools<'_> {
-    fn start(&self, call: CallParams<'_>) -> Result<(Call, (Place, Option<Share>)), NotStarted> {
+    /// Where a call comes from, if its app is told.
+    fn origin<'b>(&'b self, call: &CallParams<'b>) -> Origin<'b> {
+        if !self.entry.bridge.features().context {
+            return Origin::default();
+        }
+        let meta = call.params.meta.as_ref().map(|meta| meta.text);
+        Origin::of(meta, self.headers, false)
+    }
+
+    fn start(
+        &self,
+        call: CallParams<'_>,
+        trace: TraceMembers<'_>,
+    ) -> Result<(Call, (Place, Option<Share>)), NotStarted> {
         if self.state.is_draining() {
             return Err(NotStarted::Failed(CallError::ShuttingDown));
         }
@@ -581,6 +597,7 @@ impl SessionTools<'_> {
                 client_info: meta.and_then(|meta| meta.client_info).or(*client_info),
                 protocol_version: call.era.version(),
                 meta: meta.map(|meta| meta.text),
+                trace,
                 client_capabilities: meta.and_then(|meta| meta.client_capabilities),
                 input_responses: *input_responses,
                 request_state: *request_state,

@@ -1,0 +1,3 @@
+//! Traces: where a call comes from reaches its app.
+
+pub mod context;
