@@ -34,6 +34,7 @@ use crate::proxy::metrics::{CallEnd, Limit, Refused, Side};
 use crate::proxy::records::CallRecord;
 use crate::proxy::registry::Entry;
 use crate::proxy::tenants::{Client, Place, Role, Tenant, TooManyCalls};
+use crate::proxy::trace::CallTrace;
 use crate::proxy::trace::context::Origin;
 use crate::proxy::{ProxyState, Request, body, cors};
 
@@ -488,17 +489,28 @@ impl Tools for SessionTools<'_> {
 
     fn call(&self, call: CallParams<'_>) -> Result<Running, NotCalled> {
         let records = &self.state.records;
-        let record = records.call_begins(|| self.entry.who(), call.name, call.arguments);
+        let mut record = records.call_begins(|| self.entry.who(), call.name, call.arguments);
         let origin = self.origin(&call);
-        let started = self.start(call, origin.members(None));
+        if let Some(tracer) = records.tracer() {
+            record.trace = tracer.begin(&origin, || self.entry.who(), call.name, call.era.version());
+        }
+        let span = record.trace.as_ref().map(CallTrace::traceparent);
+        let started = self.start(call, origin.members(span));
         match started {
-            Ok((call, place)) => Ok(Running { call, record: Some(record), result_bytes: 0, _place: place }),
+            Ok((call, place)) => {
+                record.trace.iter_mut().for_each(CallTrace::started);
+                Ok(Running { call, record: Some(record), result_bytes: 0, _place: place })
+            }
             Err(error) => {
                 if let Some(limit) = error.limit() {
                     records.limit(limit);
                 }
-                records.call_ended(record, error.end(), 0, None);
-                Err(error.into())
+                let (end, error) = (error.end(), NotCalled::from(error));
+                if let Some(trace) = &mut record.trace {
+                    trace.answered(error.status());
+                }
+                records.call_ended(record, end, 0, None);
+                Err(error)
             }
         }
     }
@@ -556,13 +568,14 @@ impl From<NotStarted> for NotCalled {
 }
 
 impl SessionTools<'_> {
-    /// Where a call comes from, if its app is told.
+    /// Where a call comes from, if anybody wants to know it.
     fn origin<'b>(&'b self, call: &CallParams<'b>) -> Origin<'b> {
-        if !self.entry.bridge.features().context {
+        let is_traced = self.state.records.tracer().is_some();
+        if !is_traced && !self.entry.bridge.features().context {
             return Origin::default();
         }
         let meta = call.params.meta.as_ref().map(|meta| meta.text);
-        Origin::of(meta, self.headers, false)
+        Origin::of(meta, self.headers, is_traced)
     }
 
     fn start(
@@ -632,12 +645,19 @@ impl mcp::Call for Running {
                 Reply::Failed(text) => text.len(),
                 Reply::RpcError { message, .. } => message.len(),
             };
+            if let Some(trace) = self.record.as_mut().and_then(|record| record.trace.as_mut()) {
+                let code = if let Reply::RpcError { code, .. } = reply { Some(*code) } else { None };
+                trace.app_ended(code);
+            }
         }
         event
     }
 
-    fn answered(&mut self, told: Told) {
-        let Some((record, (end, app_time))) = self.record.take().zip(self.call.end()) else { return };
+    fn answered(&mut self, told: Told, status: StatusCode) {
+        let Some((mut record, (end, app_time))) = self.record.take().zip(self.call.end()) else { return };
+        if let Some(trace) = &mut record.trace {
+            trace.answered(status);
+        }
         let records = self.call.records();
         let end = match (end, told) {
             (CallEnd::Ok | CallEnd::ToolError | CallEnd::RpcError, Told::TooLarge) => {

@@ -71,6 +71,8 @@ pub struct Origin<'a> {
     pub parent: Option<TraceParent>,
     /// The `tracestate` that belongs to it.
     pub state: Option<Cow<'a, str>>,
+    /// The span that a header names beside it: that of the HTTP request, which may have carried several calls.
+    pub beside: Option<TraceParent>,
     /// The text of `traceparent`, if it stands in a header alone.
     header: Option<&'a str>,
     /// The same of `baggage`.
@@ -90,19 +92,21 @@ impl<'a> Origin<'a> {
         if in_meta(BAGGAGE).is_none() {
             origin.baggage = list(headers, BAGGAGE, MAX_BAGGAGE_BYTES);
         }
+        let mut lines = headers.get_all(TRACEPARENT).iter();
+        let only = lines.next().filter(|_| lines.next().is_none());
+        let text = only.and_then(|line| line.to_str().ok());
+        let of_request = text.and_then(TraceParent::parse);
         match (in_meta(TRACEPARENT), in_meta(TRACESTATE)) {
             (None, None) => {
-                let mut lines = headers.get_all(TRACEPARENT).iter();
-                let only = lines.next().filter(|_| lines.next().is_none());
-                let text = only.and_then(|line| line.to_str().ok());
-                origin.parent = text.and_then(TraceParent::parse);
-                if origin.parent.is_some() {
+                origin.parent = of_request;
+                if of_request.is_some() {
                     origin.header = text;
                     origin.state = list(headers, TRACESTATE, MAX_TRACESTATE_BYTES);
                 }
             }
             (parent, state) => {
                 origin.parent = parent.and_then(json::as_string).and_then(|text| TraceParent::parse(&text));
+                origin.beside = of_request.filter(|span| origin.parent != Some(*span));
                 if origin.parent.is_some() {
                     let state = state.and_then(json::as_string);
                     origin.state = state.filter(|state| state.len() <= MAX_TRACESTATE_BYTES);
