@@ -850,6 +850,13 @@ mod tests {
         }
 
         #[test]
+        fn long_texts_are_escaped_as_serde_json_does(text in "([a-zé]{0,20}[\"\\\\\n]{0,3}){0,60}") {
+            let mut out = Vec::new();
+            push_string(&mut out, &text);
+            prop_assert_eq!(String::from_utf8(out).unwrap(), serde_json::to_string(&text).unwrap());
+        }
+
+        #[test]
         fn pretty_text_is_the_same_document(value in any_json()) {
             let mut out = vec![b'"'];
             push_pretty_escaped(&mut out, &value.to_string());

@@ -31,6 +31,8 @@
 //! | [`proxy::tenants`], [`proxy::memory`] | whose a token is, and how much each may take; bytes in memory |
 //! | [`proxy::rates`], [`proxy::audit`], [`proxy::refusals`] | how many requests a second; who did what, as lines; who was refused, in a few |
 //! | [`proxy::records`], [`proxy::metrics`] | where everything that happens is told; the counts of it |
+//! | [`proxy::trace`], [`proxy::trace::context`] | a call's spans; where it comes from |
+//! | [`proxy::trace::settings`], [`proxy::trace::export`] | OpenTelemetry's variables; what sends spans to a collector |
 //! | [`proxy::state_file`] | sessions that outlive the process |
 //! | [`proxy::admin`] | what the operator sees: status page, numbers, readiness |
 //! | [`proxy::session`] | a registration, checked and rendered |

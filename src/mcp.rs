@@ -159,8 +159,8 @@ pub trait Call: Send + 'static {
     /// dropped and called again without losing an event.
     fn next(&mut self, until: Instant) -> impl Future<Output = Event> + Send;
 
-    /// The client has been told how it ended.
-    fn answered(&mut self, _: Told) {}
+    /// The client has been told how it ended, with this HTTP status.
+    fn answered(&mut self, _: Told, _: StatusCode) {}
 }
 
 /// A tools/call as the client made it.
@@ -209,6 +209,16 @@ pub enum NotCalled {
     Failed(String),
     /// The client is told, with an HTTP status: there is too much to do beyond this session.
     Overloaded(StatusCode, String),
+}
+
+impl NotCalled {
+    /// The HTTP status with which that is told.
+    pub fn status(&self) -> StatusCode {
+        match self {
+            NotCalled::Failed(_) => StatusCode::OK,
+            NotCalled::Overloaded(status, _) => *status,
+        }
+    }
 }
 
 impl<E: std::error::Error> From<E> for NotCalled {
@@ -549,7 +559,7 @@ fn subscribe<T: Tools>(
 
 fn ended<C: Call>(request: &Request<'_>, shape: &Shape, reply: &Reply, mut call: C) -> Answer<C> {
     let (status, body, told) = shape.response(request.id, reply);
-    call.answered(told);
+    call.answered(told, status);
     Answer::Json(status, kept(body, call))
 }
 

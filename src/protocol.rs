@@ -250,12 +250,38 @@ pub struct Context<'a> {
     pub protocol_version: &'a str,
     /// The request's `_meta`, MCP's own keys included; they are left out of the frame.
     pub meta: Option<&'a str>,
+    /// Where the call comes from, as far as `meta` does not say it.
+    pub trace: TraceMembers<'a>,
     /// The client's capabilities.
     pub client_capabilities: Option<&'a str>,
     /// Answers to an earlier `input_required` result.
     pub input_responses: Option<&'a str>,
     /// The state of an earlier `input_required` result.
     pub request_state: Option<&'a str>,
+}
+
+/// Members of `invoke_tool.meta` that do not come from `_meta`. Each is text.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct TraceMembers<'a> {
+    /// The span in which the app is called.
+    pub traceparent: Option<&'a str>,
+    /// What tracing systems remember of its trace.
+    pub tracestate: Option<&'a str>,
+    /// What the client's own program remembers.
+    pub baggage: Option<&'a str>,
+    /// The members of `_meta` that give way.
+    pub instead_of: &'a [&'a str],
+}
+
+impl TraceMembers<'_> {
+    fn members(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        let all = [("traceparent", self.traceparent), ("tracestate", self.tracestate), ("baggage", self.baggage)];
+        all.into_iter().filter_map(|(name, value)| Some((name, value?)))
+    }
+
+    fn is_empty(&self) -> bool {
+        self.members().next().is_none()
+    }
 }
 
 impl Invoke<'_> {
@@ -307,19 +333,26 @@ impl Context<'_> {
         out.extend_from_slice(b"\":");
         json::push_string(out, self.protocol_version);
         out.push(b'}');
-        if let Some(meta) = self.meta {
+        if self.meta.is_some() || !self.trace.is_empty() {
             out.extend_from_slice(b",\"meta\":{");
             let mut separator: &[u8] = b"";
+            let mut push_name = |out: &mut Vec<u8>, name: &str| {
+                out.extend_from_slice(std::mem::replace(&mut separator, b","));
+                json::push_string(out, name);
+                out.push(b':');
+            };
             // The reader has checked the text, so walking it again cannot fail.
-            let _checked = json::members(meta, |key, value| {
-                if key != "progressToken" && !key.starts_with(crate::jsonrpc::META_PREFIX) {
-                    out.extend_from_slice(separator);
-                    json::push_string(out, key);
-                    out.push(b':');
+            let _checked = json::members(self.meta.unwrap_or("{}"), |key, value| {
+                let is_protocol = key == "progressToken" || key.starts_with(crate::jsonrpc::META_PREFIX);
+                if !is_protocol && !self.trace.instead_of.contains(&key) {
+                    push_name(out, key);
                     out.extend_from_slice(value.as_bytes());
-                    separator = b",";
                 }
             });
+            for (name, value) in self.trace.members() {
+                push_name(out, name);
+                json::push_string(out, value);
+            }
             out.push(b'}');
         }
         let rest = [
@@ -727,6 +760,23 @@ mod tests {
     }
 
     #[test]
+    fn members_about_the_trace_stand_beside_or_instead_of_those_of_the_client() {
+        let meta = |meta, trace| {
+            let mut out = Vec::new();
+            Context { meta, trace, ..Context::default() }.write(&mut out, Spelling::Snake);
+            json::member(&format!("{{{}}}", &String::from_utf8(out).unwrap()[1..]), "meta").map(str::to_owned)
+        };
+        let span = TraceMembers { traceparent: Some("s"), ..TraceMembers::default() };
+        let both = TraceMembers { tracestate: Some("a=\""), baggage: Some("b"), ..span };
+        assert_eq!(meta(None, TraceMembers::default()), None);
+        assert_eq!(meta(None, both).unwrap(), r#"{"traceparent":"s","tracestate":"a=\"","baggage":"b"}"#);
+        let theirs = Some(r#"{ "tracestate": "x","traceparent":"c", "n": 1E2}"#);
+        assert_eq!(meta(theirs, TraceMembers::default()).unwrap(), r#"{"tracestate":"x","traceparent":"c","n":1E2}"#);
+        let instead = TraceMembers { instead_of: &["traceparent"], ..span };
+        assert_eq!(meta(theirs, instead).unwrap(), r#"{"tracestate":"x","n":1E2,"traceparent":"s"}"#);
+    }
+
+    #[test]
     fn invoke_frames_keep_the_arguments_and_follow_the_spelling() {
         let invoke = Invoke {
             session: session(),
@@ -746,6 +796,7 @@ mod tests {
             client_info: Some(r#"{"name":"c","version":"1"}"#),
             protocol_version: "2026-07-28",
             meta: Some(r#"{"progressToken":1,"traceparent":"00","io.modelcontextprotocol/clientInfo":{}}"#),
+            trace: TraceMembers::default(),
             client_capabilities: Some("{}"),
             request_state: Some("\"s\""),
             input_responses: None,

@@ -26,6 +26,7 @@ pub mod session;
 pub mod start;
 pub mod state_file;
 pub mod tenants;
+pub mod trace;
 
 use std::future::poll_fn;
 use std::io;
@@ -66,6 +67,8 @@ use records::Records;
 use registry::Registry;
 use state_file::{Changes, StateFile, StateFileError};
 use tenants::{Count, Role, Tenants, TenantsError};
+use trace::Tracer;
+use trace::export::Exporter;
 
 /// How long bridges may take to say goodbye at shutdown, once the calls have ended.
 const CLOSE_GRACE: Duration = Duration::from_secs(5);
@@ -114,7 +117,7 @@ pub struct ProxyState {
 }
 
 impl ProxyState {
-    fn new(config: Config, address: Listen) -> Result<Self, TenantsError> {
+    fn new(config: Config, address: Listen, tracer: Option<Tracer>) -> Result<Self, TenantsError> {
         let limits = BridgeLimits {
             calls: config.max_calls_per_session,
             call_bytes: config.max_call_bytes_per_session,
@@ -126,7 +129,7 @@ impl ProxyState {
         };
         let changes = config.state_file.is_some().then(Arc::default);
         let recent = config.admin_listen.map(|_| config.recent_calls);
-        let records = Arc::new(Records::new(recent));
+        let records = Arc::new(Records::new(recent, tracer));
         Ok(ProxyState {
             gate: Gate::new(&config, address.ip()),
             address,
@@ -258,6 +261,7 @@ pub struct Server {
     address: Listen,
     admin: Option<Listener>,
     state_file: Option<StateFile>,
+    exporter: Option<Exporter>,
     state: Arc<ProxyState>,
 }
 
@@ -284,9 +288,11 @@ impl Server {
             }
         };
         let address = listener.address()?;
+        let traced = config.tracing.as_ref().map(trace::open).transpose().map_err(io::Error::other)?;
+        let (tracer, exporter) = traced.unzip();
         // Files may be where reading takes for ever.
         let (tenants_file, at) = (config.tenants_file.clone().unwrap_or_default(), address.clone());
-        let state = within(READ_TIMEOUT, move || ProxyState::new(config, at)).await;
+        let state = within(READ_TIMEOUT, move || ProxyState::new(config, at, tracer)).await;
         let state = state.unwrap_or_else(|why| Err(TenantsError::unreadable(&tenants_file, &why)));
         let state = Arc::new(state.map_err(io::Error::other)?);
         let state_file = match &state.config.state_file {
@@ -298,7 +304,7 @@ impl Server {
                 Some(file.map_err(io::Error::other)?)
             }
         };
-        Ok(Server { listener, address, admin, state_file, state })
+        Ok(Server { listener, address, admin, state_file, exporter, state })
     }
 
     /// What reads the file of tenants again.
@@ -325,11 +331,14 @@ impl Server {
     /// Serves until `shutdown`, and then until the calls in flight have ended or their time is over: new calls are
     /// refused, streams of changes end, calls are finished, bridges are closed with 1012.
     pub async fn run(self, shutdown: CancellationToken) {
-        let Server { listener, admin, state_file, state, .. } = self;
+        let Server { listener, admin, state_file, exporter, state, .. } = self;
+        // For what ends when nothing more happens.
         let stop_keeping = CancellationToken::new();
         let keeper = state_file.zip(state.changes.clone()).map(|(file, changes)| {
             tokio::spawn(state_file::keep(file, changes, Arc::clone(&state), stop_keeping.clone()))
         });
+        let exporting =
+            exporter.map(|exporter| tokio::spawn(exporter.run(Arc::clone(&state.records), stop_keeping.clone())));
         let connections = TaskTracker::new();
         let admin = admin.map(|listener| tokio::spawn(serve_operator(listener, Arc::clone(&state))));
         let sweeper = tokio::spawn(sweep(Arc::clone(&state), shutdown.clone()));
@@ -361,6 +370,10 @@ impl Server {
             && tokio::time::timeout(CLOSE_GRACE, keeper).await.is_err()
         {
             tracing::error!("the state file could not be written in time; its last changes are lost");
+        }
+        if let Some(exporting) = exporting {
+            // It has a deadline of its own, and has been at it as long as the keeper.
+            let _joined = exporting.await;
         }
         if let Some(admin) = admin {
             let _joined = admin.await;

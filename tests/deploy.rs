@@ -153,6 +153,7 @@ async fn the_chart_makes_what_kubernetes_takes_and_the_proxy_understands() {
     let mut full = least_values();
     full["settings"] =
         json!({ "TOOL_TIMEOUT_SECONDS": "60", "MAX_REQUEST_BYTES": "536870912", "TRUSTED_PROXIES": "10.42.0.0/16" });
+    full["settings"]["OTEL_EXPORTER_OTLP_ENDPOINT"] = json!("http://collector:4318");
     full["tenants"] = json!({ "secret": "tenants" });
     full["ingress"] = json!({ "annotations": { "nginx.ingress.kubernetes.io/proxy-read-timeout": "99" } });
     full["imagePullSecrets"] = json!([{ "name": "pull" }]);
@@ -175,6 +176,7 @@ async fn the_chart_makes_what_kubernetes_takes_and_the_proxy_understands() {
         let config = config(&environment);
         assert_eq!(config.public_url.as_ref().unwrap().base, "https://mcp.example.com");
         assert_eq!(config.tool_timeout.0.as_secs(), if values["settings"].is_null() { 120 } else { 60 });
+        assert_eq!(config.tracing.is_some(), !values["settings"].is_null());
         assert!(pod["terminationGracePeriodSeconds"].as_u64().unwrap() > seconds_to_stop(&config));
         if let Some(file) = &config.tenants_file {
             assert!(file.starts_with(container["volumeMounts"][0]["mountPath"].as_str().unwrap()));
@@ -233,6 +235,7 @@ async fn the_chart_refuses_what_cannot_work() {
         ("/image/repository", json!(""), "/image/repository"),
         ("/settings", json!({ "APP_TOKEN": "everybody would see it" }), "APP_TOKEN"),
         ("/settings", json!({ "LISTEN": "127.0.0.1:8000" }), "LISTEN"),
+        ("/settings", json!({ "OTEL_EXPORTER_OTLP_HEADERS": "a=secret" }), "OTLP_HEADERS"),
         ("/settings", json!({ "MAX_REQUEST_BYTES": 536870912 }), "/settings/MAX_REQUEST_BYTES"),
         ("/tenants", json!({ "secret": "a", "configMap": "b" }), "/tenants"),
         ("/replicas", json!(2), "replicas"),

@@ -127,6 +127,9 @@ mod systemd;
 /// Many tenants: whose token opens what.
 #[cfg(unix)]
 mod tenants;
+/// Traces: from the client to the app, and to a collector.
+#[cfg(unix)]
+mod trace;
 /// Which commit the programs are of.
 #[cfg(unix)]
 mod version;

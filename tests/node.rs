@@ -241,6 +241,19 @@ async fn all_pages_are_listed_and_what_a_result_holds_arrives() {
 }
 
 #[tokio::test]
+async fn the_trace_of_a_call_reaches_the_lent_server() {
+    let server = TestServer::start(&[]).await;
+    let folder = Folder::new();
+    let (_node, _, client) = lend_ours(&server.base, &folder).await;
+    let trace =
+        json!({ "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate": "a=1" });
+    let params = json!({ "name": "odd", "arguments": {}, "_meta": trace });
+    client.rpc("1", "tools/call", &params.to_string()).await;
+    let meta = &folder.received("tools/call")[0]["params"]["_meta"];
+    assert_eq!((&meta["traceparent"], &meta["tracestate"]), (&trace["traceparent"], &trace["tracestate"]));
+}
+
+#[tokio::test]
 async fn only_the_tools_that_are_asked_for_are_lent() {
     let server = TestServer::start(&[]).await;
     let folder = Folder::new();

@@ -7,7 +7,7 @@ use serde_json::json;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 
-use crate::support::{App, TestServer, soon, timed, tools};
+use crate::support::{App, TestServer, setting, soon, timed, tools};
 
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_openclaw-mcp-proxy");
 
@@ -20,7 +20,7 @@ pub fn program_by(mut command: Command, settings: &[(&str, &str)]) -> Command {
     // A folder without a .env, and an environment without our settings.
     command.current_dir(env!("CARGO_TARGET_TMPDIR")).env_clear().kill_on_drop(true);
     for (name, value) in settings {
-        command.env(format!("OPENCLAW_PROXY_{name}"), value);
+        command.env(setting(name), value);
     }
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
@@ -106,6 +106,7 @@ async fn a_bad_setting_is_one_sentence_and_an_exit_code() {
         (&[("LISTEN", "0.0.0.0:0")], "OPENCLAW_PROXY_APP_TOKEN is empty"),
         (&[("LISTEN", "0.0.0.0:0"), ("APP_TOKEN", "canary-secret")], "OPENCLAW_PROXY_OPENCLAW_TOKEN is empty"),
         (&[("LOG", "=nonsense=")], "OPENCLAW_PROXY_LOG"),
+        (&[("OTEL_EXPORTER_OTLP_ENDPOINT", "localhost:4318")], "http://host:4318"),
         (&[("LISTEN", "192.0.2.1:9")], "cannot listen on 192.0.2.1:9"),
     ] {
         let settings: Vec<_> = settings

@@ -167,6 +167,22 @@ async fn app_with(server: &TestServer, tool: &str) -> App {
 }
 
 #[tokio::test]
+async fn the_trace_of_a_call_reaches_the_app() {
+    let server = TestServer::start(&[]).await;
+    let registration = json!({ "device_id": "d", "tools": tools(&["echo"]), "bridge_features": ["context"] });
+    let app = App::register_with(&server, registration).await;
+    let mut bridge = app.connect().await;
+    let mut shim = Shim::of(&server, &app);
+    let trace = r#""traceparent":"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01""#;
+    let legacy = format!(r#"{{"name":"echo","_meta":{{{trace}}}}}"#);
+    shim.request("1", "tools/call", &legacy).await;
+    let told: Value = serde_json::from_str(&format!("{{{trace}}}")).unwrap();
+    assert_eq!(bridge.recv().await["meta"], told);
+    shim.modern_with("2", "tools/call", trace, r#","name":"echo""#).await;
+    assert_eq!(bridge.recv().await["meta"], told);
+}
+
+#[tokio::test]
 async fn two_lines_and_the_end_of_stdin_are_answered() {
     let server = TestServer::start(&[]).await;
     let app = App::register(&server).await;

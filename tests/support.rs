@@ -41,6 +41,11 @@ pub async fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port()
 }
 
+/// A setting's whole name.
+pub fn setting(name: &str) -> String {
+    if name.starts_with("OTEL_") { name.to_owned() } else { format!("OPENCLAW_PROXY_{name}") }
+}
+
 /// A server of one test, on a port of its own.
 pub struct TestServer {
     pub base: String,
@@ -52,7 +57,7 @@ pub struct TestServer {
 }
 
 impl TestServer {
-    /// Starts one; settings are named without their prefix.
+    /// Starts one; settings are named without their prefix, but for OpenTelemetry's.
     pub async fn start(settings: &[(&str, &str)]) -> Self {
         Self::start_on(0, settings).await
     }
@@ -60,7 +65,7 @@ impl TestServer {
     pub async fn start_on(port: u16, settings: &[(&str, &str)]) -> Self {
         let listen = ("LISTEN".to_owned(), format!("127.0.0.1:{port}"));
         let settings = settings.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
-        let pairs = [listen].into_iter().chain(settings).map(|(name, value)| (format!("OPENCLAW_PROXY_{name}"), value));
+        let pairs = [listen].into_iter().chain(settings).map(|(name, value)| (setting(&name), value));
         let config = Config::from_pairs(pairs).expect("the settings of a test are usable");
         let server = Server::bind(config).await.unwrap();
         let admin = server.admin_addr().map(|address| format!("http://{address}"));

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use futures_util::Stream;
 use futures_util::stream::unfold;
+use http::StatusCode;
 
 use super::result::Shape;
 use super::{Call, Event, Progress};
@@ -65,7 +66,7 @@ impl<C: Call> CallStream<C> {
                     Event::Ended(reply) => {
                         // The status line has been sent: an error's own status is lost, its code is not.
                         let (_, body, told) = stream.shape.response(&stream.id, &reply);
-                        stream.call.answered(told);
+                        stream.call.answered(told, StatusCode::OK);
                         (super::kept(event(&body), stream.call), State::Ended)
                     }
                 },

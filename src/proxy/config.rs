@@ -1,8 +1,10 @@
-//! The settings of the proxy: `OPENCLAW_PROXY_*` from the environment, and from `.env` in the working directory.
+//! The settings of the proxy: `OPENCLAW_PROXY_*` from the environment, and from `.env` in the working directory; and
+//! OpenTelemetry's variables about traces ([`trace::settings`]).
 //!
 //! Every setting has its default here and a sentence in `.env.example`; a test holds the two together. What is
 //! set twice in a contradictory way is refused at start with one sentence.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -14,6 +16,7 @@ use crate::json;
 use crate::process::LogFormat;
 use crate::proxy::listener::Listen;
 use crate::proxy::session::ToolLimits;
+use crate::proxy::trace::{self, settings::TraceSettings};
 
 /// The prefix of every setting.
 pub const PREFIX: &str = "OPENCLAW_PROXY_";
@@ -180,9 +183,16 @@ pub struct Config {
     /// The most connections of the operator's at once.
     pub max_admin_connections: usize,
 
+    /// How calls are traced, by OpenTelemetry's own variables.
+    #[serde(skip)]
+    pub tracing: Option<TraceSettings>,
+
     /// Variables with our prefix that are no setting: misspelt, most likely.
     #[serde(skip)]
     unknown: Vec<String>,
+    /// Variables of OpenTelemetry's about sending traces that do nothing here.
+    #[serde(skip)]
+    unused: Vec<String>,
 }
 
 impl Default for Config {
@@ -255,7 +265,9 @@ impl Default for Config {
             max_connections: 20_000,
             max_connections_per_address: 1000,
             max_admin_connections: 64,
+            tracing: None,
             unknown: Vec::new(),
+            unused: Vec::new(),
         }
     }
 }
@@ -264,6 +276,11 @@ impl Default for Config {
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct ConfigError(String);
+
+/// Whether a variable is a setting: ours, or of OpenTelemetry's about traces.
+fn is_ours(name: &str) -> bool {
+    name.starts_with(PREFIX) || trace::settings::is_ours(name)
+}
 
 fn refuse<T>(message: impl Into<String>) -> Result<T, ConfigError> {
     Err(ConfigError(message.into()))
@@ -297,7 +314,7 @@ impl Config {
             Vec::new()
         });
         for (name, value) in std::env::vars_os() {
-            let Some(name) = name.to_str().filter(|name| name.starts_with(PREFIX)) else { continue };
+            let Some(name) = name.to_str().filter(|name| is_ours(name)) else { continue };
             match value.into_string() {
                 Ok(value) => pairs.push((name.to_owned(), value)),
                 Err(_) => problems.push(format!("{name} is not valid UTF-8; set it anew.")),
@@ -318,12 +335,14 @@ impl Config {
     }
 
     fn examine(pairs: impl IntoIterator<Item = (String, String)>) -> Examined {
-        let mut settings = std::collections::BTreeMap::new();
+        let mut settings = BTreeMap::new();
         for (name, value) in pairs {
-            if name.starts_with(PREFIX) && !value.is_empty() {
+            if is_ours(&name) && !value.is_empty() {
                 settings.insert(name, value);
             }
         }
+        let (settings, of_traces): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            settings.into_iter().partition(|(name, _)| name.starts_with(PREFIX));
         let read = |settings: Vec<_>| envy::prefixed(PREFIX).from_iter::<_, Config>(settings);
         let default = format!("{:?}", Config::default());
         let mut examined = Examined::default();
@@ -365,6 +384,16 @@ impl Config {
         let is_setting = |name: &str| setting_names().contains(&name.to_ascii_lowercase().as_str());
         config.unknown = names.into_iter().filter(|name| !is_setting(&name[PREFIX.len()..])).collect();
         config.unknown.retain(|name| !OTHER_PROGRAMS.contains(&name.as_str()));
+        config.tracing = trace::settings::read(&of_traces, &mut examined.problems);
+        if config.tracing.is_some() {
+            config.unused = trace::settings::unused(&of_traces);
+        }
+        let shown = |(name, value): (String, String)| {
+            let value = (!trace::settings::is_secret(&name, &value)).then_some(value);
+            (name, value)
+        };
+        let known = of_traces.into_iter().filter(|(name, _)| trace::settings::NAMES.contains(&name.as_str()));
+        examined.changed.extend(known.map(shown));
         Examined { config, ..examined }
     }
 
@@ -428,6 +457,8 @@ impl Config {
             Some(known) => format!("{name} is set, but there is no such setting; {known} is meant, most likely."),
             None => format!("{name} is set, but there is no such setting; remove it."),
         }));
+        let unused = self.unused.iter();
+        warnings.extend(unused.map(|name| format!("{name} is set and does nothing here; .env.example has what does.")));
         if !self.app_token.is_empty() && self.app_token.expose() == self.openclaw_token.expose() {
             warnings.push("Both tokens are the same: an MCP client could register tools.".into());
         }
@@ -910,7 +941,10 @@ mod tests {
             let name = format!("{PREFIX}{}", name.to_ascii_uppercase());
             assert_eq!(shown.iter().filter(|shown| **shown == name).count(), 1, "{name} in .env.example");
         }
-        let pairs = lines().filter(|(name, _)| name.starts_with(PREFIX) && !name.ends_with("_TOKEN"));
+        for name in trace::settings::NAMES {
+            assert_eq!(shown.iter().filter(|shown| **shown == name).count(), 1, "{name} in .env.example");
+        }
+        let pairs = lines().filter(|(name, _)| is_ours(name) && !name.ends_with("_TOKEN"));
         let config = Config::from_pairs(pairs.map(|(name, value)| (name.to_owned(), value.to_owned()))).unwrap();
         assert_eq!(format!("{config:?}"), format!("{:?}", Config::default()));
     }

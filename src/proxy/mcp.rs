@@ -24,7 +24,7 @@ use crate::json;
 use crate::jsonrpc::{self, INVALID_REQUEST, Message, PARSE_ERROR, Params};
 use crate::mcp::listen::{ListenStream, Listeners, TooMany};
 use crate::mcp::{self, Answer, CallParams, Era, Event, NotCalled, Reply, Told, ToolView, Tools, dispatch};
-use crate::protocol::{Context, SESSION_HEADER, SESSION_HEADER_ALIAS, SessionId};
+use crate::protocol::{Context, SESSION_HEADER, SESSION_HEADER_ALIAS, SessionId, TraceMembers};
 use crate::proxy::bridge::{Call, CallError, CallRequest};
 use crate::proxy::config::{CancelOnDisconnect, Config};
 use crate::proxy::error::respond;
@@ -34,6 +34,8 @@ use crate::proxy::metrics::{CallEnd, Limit, Refused, Side};
 use crate::proxy::records::CallRecord;
 use crate::proxy::registry::Entry;
 use crate::proxy::tenants::{Client, Place, Role, Tenant, TooManyCalls};
+use crate::proxy::trace::CallTrace;
+use crate::proxy::trace::context::Origin;
 use crate::proxy::{ProxyState, body, cors, routes};
 
 /// Our own error codes are HTTP statuses: JSON-RPC reserves the negative ones, and clients misread some of them.
@@ -343,7 +345,7 @@ async fn answer(
                     return Some(request.error(status, code, &message));
                 }
             };
-            let tools = entry.map(|entry| SessionTools { entry, state, request_bytes: text.len() });
+            let tools = entry.map(|entry| SessionTools { entry, state, headers, request_bytes: text.len() });
             let answer = dispatch(&request, tools.as_ref(), &state.answer_settings()).await;
             // Calls have a record of their own.
             if matches!(answer, Answer::Json(StatusCode::TOO_MANY_REQUESTS, _)) && method == "subscriptions/listen" {
@@ -477,6 +479,7 @@ impl Target {
 struct SessionTools<'a> {
     entry: &'a Entry,
     state: &'a ProxyState,
+    headers: &'a HeaderMap,
     /// The size of the message that is answered.
     request_bytes: usize,
 }
@@ -508,16 +511,28 @@ impl Tools for SessionTools<'_> {
     fn call(&self, call: CallParams<'_>) -> Result<Running, NotCalled> {
         let records = &self.state.records;
         let now = Instant::now();
-        let record = records.call_begins(|| self.entry.who(), call.name, call.arguments, now);
-        let started = self.start(call, now);
+        let mut record = records.call_begins(|| self.entry.who(), call.name, call.arguments, now);
+        let origin = self.origin(&call);
+        if let Some(tracer) = records.tracer() {
+            record.trace = tracer.begin(&origin, || self.entry.who(), call.name, call.era.version());
+        }
+        let span = record.trace.as_ref().map(CallTrace::traceparent);
+        let started = self.start(call, origin.members(span), now);
         match started {
-            Ok((call, place)) => Ok(Running { call, record: Some(record), result_bytes: 0, _place: place }),
+            Ok((call, place)) => {
+                record.trace.iter_mut().for_each(CallTrace::started);
+                Ok(Running { call, record: Some(record), result_bytes: 0, _place: place })
+            }
             Err(error) => {
                 if let Some(limit) = error.limit() {
                     records.limit(limit);
                 }
-                records.call_ended(record, error.end(), 0, None);
-                Err(error.into())
+                let (end, error) = (error.end(), NotCalled::from(error));
+                if let Some(trace) = &mut record.trace {
+                    trace.answered(error.status());
+                }
+                records.call_ended(record, end, 0, None);
+                Err(error)
             }
         }
     }
@@ -575,7 +590,22 @@ impl From<NotStarted> for NotCalled {
 }
 
 impl SessionTools<'_> {
-    fn start(&self, call: CallParams<'_>, now: Instant) -> Result<(Call, (Place, Option<Share>)), NotStarted> {
+    /// Where a call comes from, if anybody wants to know it.
+    fn origin<'b>(&'b self, call: &CallParams<'b>) -> Origin<'b> {
+        let is_traced = self.state.records.tracer().is_some();
+        if !is_traced && !self.entry.bridge.features().context {
+            return Origin::default();
+        }
+        let meta = call.params.meta.as_ref().map(|meta| meta.text);
+        Origin::of(meta, self.headers, is_traced)
+    }
+
+    fn start(
+        &self,
+        call: CallParams<'_>,
+        trace: TraceMembers<'_>,
+        now: Instant,
+    ) -> Result<(Call, (Place, Option<Share>)), NotStarted> {
         if self.state.is_draining() {
             return Err(NotStarted::Failed(CallError::ShuttingDown));
         }
@@ -603,6 +633,7 @@ impl SessionTools<'_> {
                 client_info: meta.and_then(|meta| meta.client_info).or(*client_info),
                 protocol_version: call.era.version(),
                 meta: meta.map(|meta| meta.text),
+                trace,
                 client_capabilities: meta.and_then(|meta| meta.client_capabilities),
                 input_responses: *input_responses,
                 request_state: *request_state,
@@ -637,12 +668,19 @@ impl mcp::Call for Running {
                 Reply::Failed(text) => text.len(),
                 Reply::RpcError { message, .. } => message.len(),
             };
+            if let Some(trace) = self.record.as_mut().and_then(|record| record.trace.as_mut()) {
+                let code = if let Reply::RpcError { code, .. } = reply { Some(*code) } else { None };
+                trace.app_ended(code);
+            }
         }
         event
     }
 
-    fn answered(&mut self, told: Told) {
-        let Some((record, (end, app_time))) = self.record.take().zip(self.call.end()) else { return };
+    fn answered(&mut self, told: Told, status: StatusCode) {
+        let Some((mut record, (end, app_time))) = self.record.take().zip(self.call.end()) else { return };
+        if let Some(trace) = &mut record.trace {
+            trace.answered(status);
+        }
         let records = self.call.records();
         let end = match (end, told) {
             (CallEnd::Ok | CallEnd::ToolError | CallEnd::RpcError, Told::TooLarge) => {

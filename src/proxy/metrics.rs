@@ -393,6 +393,10 @@ pub struct Metrics {
     pub bad_frames: Counter,
     /// Attempts to write the state file that failed.
     pub state_file_errors: Counter,
+    /// Spans that the collector has taken.
+    pub trace_spans_sent: Counter,
+    /// Spans that are lost: no room to wait, no collector, or it did not want them.
+    pub trace_spans_dropped: Counter,
 }
 
 impl Metrics {
@@ -427,6 +431,8 @@ impl Default for Metrics {
             results_ignored: Counter::default(),
             bad_frames: Counter::default(),
             state_file_errors: Counter::default(),
+            trace_spans_sent: Counter::default(),
+            trace_spans_dropped: Counter::default(),
         }
     }
 }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 use crate::proxy::audit::{self, Who};
 use crate::proxy::metrics::{BridgeEnd, CallEnd, Label, Limit, Metrics, Refused, SessionEnd, Side};
 use crate::proxy::refusals::{Refusal, Refusals};
+use crate::proxy::trace::{CallTrace, Tracer};
 
 /// Where everything that happens is told.
 #[derive(Debug, Default)]
@@ -16,6 +17,7 @@ pub struct Records {
     pub metrics: Metrics,
     recent: Option<Recent>,
     refusals: Refusals,
+    tracer: Option<Tracer>,
 }
 
 /// The last calls, without what they contained.
@@ -76,10 +78,15 @@ impl Recent {
 }
 
 impl Records {
-    /// Keeps the last `recent` calls, if any are to be kept.
-    pub fn new(recent: Option<usize>) -> Self {
+    /// Keeps the last `recent` calls, if any are to be kept, and traces them with `tracer`, if they are to be traced.
+    pub fn new(recent: Option<usize>, tracer: Option<Tracer>) -> Self {
         let recent = recent.map(|most| Recent { most, calls: Mutex::default() });
-        Records { metrics: Metrics::default(), recent, refusals: Refusals::default() }
+        Records { recent, tracer, ..Records::default() }
+    }
+
+    /// What traces calls, if they are traced.
+    pub fn tracer(&self) -> Option<&Tracer> {
+        self.tracer.as_ref()
     }
 
     /// The last calls, if they are kept.
@@ -152,13 +159,16 @@ impl Records {
     pub fn call_begins(&self, who: impl FnOnce() -> Who, tool: &str, arguments: &str, now: Instant) -> CallRecord {
         // Most often nobody wants to know more than how long it takes.
         let detail = (self.recent.is_some() || audit::is_on()).then(|| (who(), tool.into(), SystemTime::now()));
-        CallRecord { detail, request_bytes: arguments.len(), since: now }
+        CallRecord { detail, request_bytes: arguments.len(), since: now, trace: None }
     }
 
     /// A call has ended. `app_time` is what passed between the app's getting it and its answer, if it did answer.
     pub fn call_ended(&self, call: CallRecord, end: CallEnd, result_bytes: usize, app_time: Option<Duration>) {
-        let CallRecord { detail, request_bytes, since } = call;
+        let CallRecord { detail, request_bytes, since, trace } = call;
         let time = since.elapsed();
+        if let Some((trace, tracer)) = trace.zip(self.tracer()) {
+            tracer.end(trace, end, app_time, &self.metrics);
+        }
         self.metrics.calls.count(end);
         if let Some(app_time) = app_time {
             self.metrics.call_time.observe(time);
@@ -180,6 +190,8 @@ pub struct CallRecord {
     detail: Option<(Who, Box<str>, SystemTime)>,
     request_bytes: usize,
     since: Instant,
+    /// Its spans, if it has any.
+    pub trace: Option<CallTrace>,
 }
 
 #[cfg(test)]
@@ -190,7 +202,7 @@ mod tests {
 
     #[test]
     fn the_last_calls_are_kept_and_no_more() {
-        let records = Records::new(Some(3));
+        let records = Records::new(Some(3), None);
         let who = Who { tenant: std::sync::Arc::new(Tenant::new("t")), session: SessionId::random() };
         let call = |n: u64| {
             let begun = records.call_begins(|| who.clone(), &n.to_string(), "{}", Instant::now());

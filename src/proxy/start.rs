@@ -11,6 +11,7 @@ use super::config::Examined;
 use super::listener::Listen;
 use super::state_file::{self, StateFileError};
 use super::tenants::{Tenants, TenantsError};
+use super::trace::{self, TraceError};
 use crate::process;
 
 /// Why the proxy does not start.
@@ -31,6 +32,7 @@ impl StartError {
             Some(inner) if inner.is::<TenantsError>() || inner.is::<StateFileError>() => {
                 StartError::Config(inner.to_string())
             }
+            Some(inner) if inner.is::<TraceError>() => StartError::Config(inner.to_string()),
             Some(inner) if inner.is::<OperatorError>() => StartError::Listen(inner.to_string()),
             _ => StartError::Listen(cannot_listen(listen, error)),
         }
@@ -75,6 +77,9 @@ pub fn check(examined: Examined, out: &mut impl Write) -> io::Result<bool> {
     let Examined { config, mut problems, changed } = examined;
     problems.extend(process::log_filter(&config.log).err());
     problems.extend(Tenants::new(&config).err().map(|error| error.to_string()));
+    if let Some(tracing) = &config.tracing {
+        problems.extend(trace::open(tracing).err().map(|error| error.to_string()));
+    }
     if let Some(path) = &config.state_file {
         problems.extend(state_file::look(path).err().map(|error| error.to_string()));
     }

@@ -8,7 +8,7 @@ set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 dir=${OCP_CLIENTS_DIR:-$here/../../target/clients}
-clients=(py-mcp2 py-mcp1 py-fastmcp node22 ts-v1 ts-v2 inspector mcporter conformance ws servers traefik helm kubernetes compose)
+clients=(py-mcp2 py-mcp1 py-fastmcp py-otlp node22 ts-v1 ts-v2 inspector mcporter conformance ws servers traefik helm kubernetes compose)
 
 fail() { echo "install.sh: $*" >&2; exit 1; }
 

@@ -89,7 +89,9 @@ impl Collector for Proxy {
         writer.counter("results_ignored", "Results for no call in flight", &metrics.results_ignored)?;
         writer.counter("bad_frames", "Frames that were no valid bridge messages", &metrics.bad_frames)?;
         let failed = &metrics.state_file_errors;
-        writer.counter("state_file_errors", "Attempts to write the state file that failed", failed)
+        writer.counter("state_file_errors", "Attempts to write the state file that failed", failed)?;
+        writer.counter("trace_spans_sent", "Spans that the collector has taken", &metrics.trace_spans_sent)?;
+        writer.counter("trace_spans_dropped", "Spans that are lost", &metrics.trace_spans_dropped)
     }
 }
 

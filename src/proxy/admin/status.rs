@@ -230,7 +230,8 @@ mod tests {
     fn a_status_costs_no_more_with_ten_thousand_sessions_than_with_those_that_are_listed() {
         let settings = [("OPENCLAW_PROXY_MAX_SESSIONS_PER_TENANT".to_owned(), "20000".to_owned())];
         let state =
-            ProxyState::new(Config::from_pairs(settings).unwrap(), Listen::Tcp(([127, 0, 0, 1], 1).into())).unwrap();
+            ProxyState::new(Config::from_pairs(settings).unwrap(), Listen::Tcp(([127, 0, 0, 1], 1).into()), None)
+                .unwrap();
         let register =
             |count| (0..count).for_each(|n| register(&state, &json!({ "device_id": format!("device {n}") })));
         // Others use the machine, too: the fastest of many is what it costs.
@@ -256,7 +257,7 @@ mod tests {
 
     #[test]
     fn a_name_is_shown_up_to_a_bound() {
-        let state = ProxyState::new(Config::default(), Listen::Tcp(([127, 0, 0, 1], 1).into())).unwrap();
+        let state = ProxyState::new(Config::default(), Listen::Tcp(([127, 0, 0, 1], 1).into()), None).unwrap();
         register(&state, &json!({ "device_id": "\u{e9}".repeat(512) }));
         assert_eq!(status(&state)["session_list"][0]["device"], "\u{e9}".repeat(MAX_CHARS));
     }
