@@ -103,11 +103,14 @@ async fn compose_reads_its_file_and_says_what_is_missing() {
         let stderr = text(&output.stderr);
         assert!(!output.status.success() && stderr.contains(missing) && stderr.contains("deploy/.env"), "{stderr}");
     }
-    let further = "OPENCLAW_PROXY_LISTEN=127.0.0.1:1\nOPENCLAW_PROXY_TOOL_TIMEOUT_SECONDS=60\n";
+    let further =
+        "OPENCLAW_BUILD_COMMIT=0123abc\nOPENCLAW_PROXY_LISTEN=127.0.0.1:1\nOPENCLAW_PROXY_TOOL_TIMEOUT_SECONDS=60\n";
     let services: Value = serde_json::from_str(&said(compose(&(env(&needed) + further)).await)).unwrap();
     let proxy = &services["services"]["proxy"];
+    assert_eq!(proxy["build"]["args"], json!({ "OPENCLAW_BUILD_COMMIT": "0123abc" }));
     let mut environment: BTreeMap<String, String> = serde_json::from_value(proxy["environment"].clone()).unwrap();
     assert_eq!(environment.remove("OPENCLAW_HOST").unwrap(), "0123456789abcdef.example");
+    assert_eq!(environment.remove("OPENCLAW_BUILD_COMMIT").unwrap(), "0123abc");
     let config = config(&environment);
     assert_eq!(config.listen.to_string(), "0.0.0.0:8000", "Caddy must reach it");
     assert_eq!(config.public_url.as_ref().unwrap().base, "https://0123456789abcdef.example");
