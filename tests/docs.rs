@@ -78,6 +78,80 @@ fn links_within_the_project_lead_somewhere() {
     }
 }
 
+/// A heading as GitHub links to it.
+fn anchor(heading: &str) -> String {
+    let kept = heading.chars().filter(|c| c.is_alphanumeric() || *c == ' ' || *c == '-');
+    kept.flat_map(char::to_lowercase).map(|c| if c == ' ' { '-' } else { c }).collect()
+}
+
+#[test]
+fn links_within_the_readme_lead_to_headings_and_the_contents_name_all_chapters() {
+    let prose: String = README.split("```").step_by(2).collect();
+    let headings = |level: &str| -> Vec<String> {
+        prose.lines().filter_map(|line| line.strip_prefix(level)).map(|heading| anchor(heading.trim())).collect()
+    };
+    let (chapters, sections) = (headings("## "), headings("### "));
+    for link in prose.split("](#").skip(1).filter_map(|rest| rest.split(')').next()) {
+        assert!(chapters.iter().chain(&sections).any(|heading| heading == link), "#{link}");
+    }
+    let contents = prose.split("**Contents:**").nth(1).unwrap().split("\n\n").next().unwrap();
+    assert!(chapters.len() > 10);
+    for chapter in chapters {
+        assert!(contents.contains(&format!("(#{chapter})")), "{chapter}");
+    }
+}
+
+/// What programs of ours may print: the sources, without comments and tests.
+fn source_lines() -> Vec<String> {
+    let mut folders = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("src")];
+    let mut lines = Vec::new();
+    while let Some(folder) = folders.pop() {
+        for path in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let text = std::fs::read_to_string(path).unwrap();
+                let program = text.split("#[cfg(test)]\nmod tests").next().unwrap();
+                lines.extend(program.lines().filter(|line| !line.trim_start().starts_with("//")).map(str::to_owned));
+            }
+        }
+    }
+    lines
+}
+
+/// Whether `line` holds the parts of `said` between its ellipses, in their order.
+fn says(line: &str, said: &str) -> bool {
+    said.split('…').try_fold(line, |rest, part| rest.split_once(part).map(|(_, after)| after)).is_some()
+}
+
+#[test]
+fn what_troubleshooting_quotes_is_what_the_programs_say() {
+    let troubleshooting = README.split("\n## Troubleshooting\n").nth(1).unwrap().split("\n## ").next().unwrap();
+    let sources = source_lines();
+    let mut quoted = 0;
+    for row in troubleshooting.lines().filter(|line| line.starts_with("| ")) {
+        let symptom = row.split(" | ").next().unwrap();
+        let without_code: String = symptom.split('`').step_by(2).collect();
+        for said in without_code.split('"').skip(1).step_by(2) {
+            quoted += 1;
+            assert!(said.chars().filter(|c| c.is_alphabetic()).count() >= 10, "{said:?} may be anything");
+            assert!(sources.iter().any(|line| says(line, said)), "no program says {said:?}");
+        }
+    }
+    assert!(quoted > 40, "{quoted}");
+}
+
+#[test]
+fn every_setting_that_is_named_exists() {
+    let known = include_str!("../.env.example");
+    let is_of_name = |c: char| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_';
+    for rest in README.split("OPENCLAW_").skip(1) {
+        let name = format!("OPENCLAW_{}", rest.split(|c| !is_of_name(c)).next().unwrap());
+        let is_other = ["OPENCLAW_BUILD_COMMIT", "OPENCLAW_STATE_DIR"].contains(&name.as_str()) || name.ends_with('_');
+        assert!(is_other || known.contains(&format!("{name}=")), "{name}");
+    }
+}
+
 /// Starts a sample app and gives the MCP URL that it prints.
 async fn lend(mut command: Command, server: &TestServer) -> (tokio::process::Child, String) {
     let mut child = command
