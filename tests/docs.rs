@@ -121,8 +121,7 @@ fn source_lines() -> Vec<String> {
 
 /// Whether `line` holds the parts of `said` between its ellipses, in their order.
 fn says(line: &str, said: &str) -> bool {
-    let mut rest = line;
-    said.split('…').all(|part| rest.split_once(part).is_some_and(|(_, after)| (rest = after) == ()))
+    said.split('…').try_fold(line, |rest, part| rest.split_once(part).map(|(_, after)| after)).is_some()
 }
 
 #[test]
