@@ -11,7 +11,7 @@
 //! that the trace is not kept. There is no span where the audit log has no line: requests that are malformed, tools that
 //! do not exist.
 //!
-//! A span has what the audit log has of a call ([`otlp`]), never arguments and results. Ended ones wait in a bounded queue
+//! A span has what the audit log has of a call (`otlp`), never arguments and results. Ended ones wait in a bounded queue
 //! for the one task that sends them ([`export`]); what does not fit is dropped and counted.
 
 pub mod context;
