@@ -223,14 +223,18 @@ async fn listening_keeps_no_session_alive() {
 async fn a_quiet_stream_gets_comments() {
     let server = TestServer::start(&[("KEEP_ALIVE_SECONDS", "0.05")]).await;
     let app = register(&server, &["tools"]).await;
-    let mut events = subscribe(&app, "1").await;
     let comments = async {
-        for _ in 0..3 {
-            assert_eq!(events.response.chunk().await.unwrap().unwrap(), ":\n\n");
+        let mut events = subscribe(&app, "1").await;
+        let mut said = Vec::new();
+        // Those that a busy machine sends late come together.
+        while said.len() < 3 * 3 {
+            said.extend_from_slice(&events.response.chunk().await.unwrap().unwrap());
         }
+        assert_eq!(said, b":\n\n".repeat(said.len() / 3));
+        events
     };
-    let ((), took) = timed(soon(comments)).await;
-    assert!(took >= Duration::from_millis(100), "{took:?}");
+    let (mut events, took) = timed(soon(comments)).await;
+    assert!(took >= Duration::from_millis(150), "{took:?}");
     put_tools(&app, &["b"]).await;
     assert_eq!(events.next().await, Some(list_changed(json!(1))));
 }
