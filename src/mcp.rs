@@ -337,7 +337,7 @@ fn era(request: &Request<'_>) -> Result<Era, (StatusCode, Vec<u8>)> {
     let in_meta = request.params.meta.as_ref().and_then(|meta| meta.protocol_version);
     let is_modern = in_meta.is_some()
         || request.method == "server/discover"
-        || (request.method != "initialize" && header.is_some_and(|version| version >= MODERN_VERSION));
+        || (request.method != "initialize" && header.is_some_and(|version| version == MODERN_VERSION));
     if !is_modern {
         let version = match header {
             // The version is being negotiated: the header says nothing yet.

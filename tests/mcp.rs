@@ -252,6 +252,11 @@ async fn modern_headers_must_say_what_the_body_says() {
     }
     let future = json!({ "_meta": { "io.modelcontextprotocol/protocolVersion": "2099-01-01", "io.modelcontextprotocol/clientCapabilities": {} } });
     assert_eq!(post(&[("mcp-protocol-version", "2099-01-01"), list], "tools/list", future).await, refused(-32022));
+    // A version that nobody knows says nothing of what else must be there.
+    for unknown in ["2099-01-01", "2024-01-01", "nope"] {
+        let answer = post(&[("mcp-protocol-version", unknown), list], "tools/list", json!({})).await;
+        assert_eq!(answer, refused(-32022), "{unknown}");
+    }
 }
 
 #[tokio::test]
