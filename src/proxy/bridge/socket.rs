@@ -318,9 +318,9 @@ where
             return Poll::Ready(end);
         }
         let mut budget = READ_BUDGET;
-        // A turn is short: one look at the clock serves all of it.
-        let now = Instant::now();
         loop {
+            // One look at the clock serves what is sent, and the one message that is read.
+            let now = Instant::now();
             if let Poll::Ready(end) = self.poll_write(now, cx) {
                 return Poll::Ready(end);
             }
@@ -452,7 +452,8 @@ where
                     Message::text(Bytes::from(frame))
                 }
                 Next::Probe => {
-                    self.probed_at = Some(now);
+                    // Not the time from above: what was read since then is older than the question.
+                    self.probed_at = Some(Instant::now());
                     Message::ping("")
                 }
                 Next::Close(close) => return Poll::Ready(End::Close(close)),
