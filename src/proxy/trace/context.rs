@@ -7,7 +7,7 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use http::HeaderMap;
+use http::{HeaderMap, HeaderName};
 
 use crate::json;
 use crate::protocol::TraceMembers;
@@ -18,6 +18,10 @@ pub const TRACEPARENT: &str = "traceparent";
 pub const TRACESTATE: &str = "tracestate";
 /// What the client's own program remembers.
 pub const BAGGAGE: &str = "baggage";
+
+const PARENT_HEADER: HeaderName = HeaderName::from_static(TRACEPARENT);
+const STATE_HEADER: HeaderName = HeaderName::from_static(TRACESTATE);
+const BAGGAGE_HEADER: HeaderName = HeaderName::from_static(BAGGAGE);
 
 /// The longest `traceparent` of a header: the version of today takes 55 bytes, later ones may take more.
 pub const MAX_TRACEPARENT_BYTES: usize = 128;
@@ -83,16 +87,16 @@ impl<'a> Origin<'a> {
     /// What a request says, in `_meta` or else in its headers. Its span is only looked for in `_meta` if somebody wants
     /// to know it: `is_traced`.
     pub fn of(meta: Option<&'a str>, headers: &'a HeaderMap, is_traced: bool) -> Self {
-        let in_header = headers.contains_key(TRACEPARENT) || headers.contains_key(BAGGAGE);
+        let in_header = headers.contains_key(PARENT_HEADER) || headers.contains_key(BAGGAGE_HEADER);
         if !in_header && !is_traced {
             return Origin::default();
         }
         let in_meta = |name| meta.and_then(|meta| json::member(meta, name));
         let mut origin = Origin::default();
         if in_meta(BAGGAGE).is_none() {
-            origin.baggage = list(headers, BAGGAGE, MAX_BAGGAGE_BYTES);
+            origin.baggage = list(headers, &BAGGAGE_HEADER, MAX_BAGGAGE_BYTES);
         }
-        let mut lines = headers.get_all(TRACEPARENT).iter();
+        let mut lines = headers.get_all(PARENT_HEADER).iter();
         let only = lines.next().filter(|_| lines.next().is_none());
         let text = only.and_then(|line| line.to_str().ok());
         let of_request = text.and_then(TraceParent::parse);
@@ -101,7 +105,7 @@ impl<'a> Origin<'a> {
                 origin.parent = of_request;
                 if of_request.is_some() {
                     origin.header = text;
-                    origin.state = list(headers, TRACESTATE, MAX_TRACESTATE_BYTES);
+                    origin.state = list(headers, &STATE_HEADER, MAX_TRACESTATE_BYTES);
                 }
             }
             (parent, state) => {
@@ -134,7 +138,7 @@ impl<'a> Origin<'a> {
 }
 
 /// What the lines of a header say, as one list; nothing, if that is too long.
-fn list<'a>(headers: &'a HeaderMap, name: &str, most: usize) -> Option<Cow<'a, str>> {
+fn list<'a>(headers: &'a HeaderMap, name: &HeaderName, most: usize) -> Option<Cow<'a, str>> {
     let mut list: Option<Cow<'a, str>> = None;
     for line in headers.get_all(name) {
         let line = line.to_str().ok()?;

@@ -129,7 +129,7 @@ impl Owner {
 
     async fn carry_out(&mut self, order: &Order) -> Response {
         let mut outcome = self.attempt(order).await;
-        if let Err(trouble @ (Trouble::Gone | Trouble::Late)) = &outcome
+        if let Err(trouble) = &outcome
             && order.can_be_repeated(trouble)
         {
             tracing::debug!(?trouble, "the canvas gets another browser");
