@@ -176,6 +176,20 @@ async fn add(url: &str) {
 }
 
 #[tokio::test]
+async fn a_sample_app_without_a_token_says_what_is_missing() {
+    let server = TestServer::start(&[("APP_TOKEN", "app-token"), ("OPENCLAW_TOKEN", "claw-token")]).await;
+    for (program, app) in [("py-mcp2/bin/python", "tests/clients/app.py"), (NODE, "tests/clients/app.mjs")] {
+        let mut command = Command::new(clients_dir().join(program));
+        command.arg(app).env("OPENCLAW_PROXY_SERVER_URL", &server.base).env_remove("OPENCLAW_PROXY_APP_TOKEN");
+        let output = soon(command.kill_on_drop(true).output()).await.unwrap();
+        let (said, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(!output.status.success() && said.is_empty(), "{app}: {said}{error}");
+        assert!(error.contains("A bearer token is missing"), "{app}: {error}");
+        assert!(!error.contains("Traceback"), "{app}: {error}");
+    }
+}
+
+#[tokio::test]
 async fn the_python_app_lends_its_tool() {
     let server = TestServer::start(&[("APP_TOKEN", "app-token"), ("OPENCLAW_TOKEN", "claw-token")]).await;
     let mut python = Command::new(clients_dir().join("py-mcp2/bin/python"));

@@ -11,6 +11,7 @@ const response = await fetch(`${proxy}/v1/chat/sessions`, {
   headers: { Authorization: `Bearer ${token}`, "Content-Type": "application/json" },
   body: JSON.stringify({ device_id: "my-browser", tools: [{ name: "add", description: "Add two numbers.", input_schema: schema }] }),
 });
+if (!response.ok) throw new Error(await response.text());
 const session = await response.json();
 console.log(session.mcp_url);
 

@@ -1,5 +1,5 @@
 """An app that lends one tool. Needs: pip install websockets"""
-import asyncio, json, os, urllib.request
+import asyncio, json, os, urllib.error, urllib.request
 from websockets import connect
 
 PROXY = os.environ.get("OPENCLAW_PROXY_SERVER_URL", "http://127.0.0.1:8000")
@@ -12,7 +12,10 @@ def register():
     body = {"device_id": "my-desktop", "tools": [{"name": "add", "description": "Add two numbers.", "input_schema": SCHEMA}]}
     headers = {**AUTH, "Content-Type": "application/json"}
     request = urllib.request.Request(PROXY + "/v1/chat/sessions", json.dumps(body).encode(), headers)
-    return json.load(urllib.request.urlopen(request))
+    try:
+        return json.load(urllib.request.urlopen(request))
+    except urllib.error.HTTPError as error:
+        raise SystemExit(error.read().decode())
 
 async def main():
     session = register()
